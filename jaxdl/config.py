@@ -1,0 +1,230 @@
+"""Typed configuration: one frozen dataclass a section, and the only home of a default.
+
+The text below a field is its help on the command line. Values arrive as text
+from YAML files and flags alike and are converted by the field's type, so the
+same spelling means the same value in both (`jaxdl.commandline`).
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from jaxdl.errors import ConfigError
+
+_STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+@dataclass(frozen=True, config=_STRICT)
+class ModelConfig:
+    """The network."""
+
+    name: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = "resnet50"
+    """Architecture (He et al. 2015, the v1.5 variant: stride in the 3x3 convolution)."""
+
+    stem: Literal["auto", "imagenet", "small"] = "auto"
+    """First layers: `imagenet` is 7x7 stride 2 and max-pooling, `small` a 3x3 convolution that keeps
+    the resolution; `auto` takes `small` for images of at most 64 pixels."""
+
+    weights: str | None = None
+    """File with weights in torchvision's layout (.safetensors or .npz) to start from."""
+
+    convolution: Literal["auto", "lax", "product"] = "auto"
+    """How convolutions are computed: `lax` is XLA's operator, `product` writes them as matrix products
+    (same parameters and results, faster on CPUs); `auto` picks by platform and shape."""
+
+
+@dataclass(frozen=True, config=_STRICT)
+class DataConfig:
+    """Where examples come from and how they are batched."""
+
+    name: Literal["digits", "fashion_mnist", "image_folder", "tfds", "synthetic"] = "digits"
+    """Source: `digits` (1,797 images, in scikit-learn), `fashion_mnist` (idx files in `dir`),
+    `image_folder` (`dir`/train/<class>/*.jpg and `dir`/val/<class>/*.jpg), `tfds` (a data set prepared
+    as array_record files in `dir`), `synthetic` (generated)."""
+
+    dir: str | None = None
+    """Directory of the data set."""
+
+    dataset: str | None = None
+    """TFDS only: the data set's name, as `imagenet2012` or `cifar10:3.0.2`."""
+
+    train_split: str = "train"
+    """TFDS only: split to train on."""
+
+    eval_split: str = "validation"
+    """TFDS only: split to evaluate on."""
+
+    batch_size: Positive = 256
+    """Examples per update, over all devices and micro-batches."""
+
+    eval_batch_size: Positive = 256
+    """Examples per evaluation batch; the last one is padded, and every example counts once."""
+
+    image_size: Positive = 224
+    """Height and width of the images that the network sees, in pixels."""
+
+    augment: Literal["auto", "none", "shift", "shift_flip", "crop_flip"] = "auto"
+    """Training augmentation: `shift` moves the image by up to an eighth of its size, `shift_flip` also mirrors it,
+    `crop_flip` is the random resized crop and mirror of the ImageNet recipe; `auto` takes the source's own."""
+
+    workers: Annotated[int, Field(ge=0)] = 2
+    """Threads that read and transform examples (0: in the training thread). Never changes the data."""
+
+    synthetic_examples: Positive = 1024
+    """Synthetic only: training examples; a quarter as many are for evaluation."""
+
+    synthetic_classes: Annotated[int, Field(ge=2)] = 1000
+    """Synthetic only: number of classes."""
+
+
+@dataclass(frozen=True, config=_STRICT)
+class OptimizerConfig:
+    """The update rule and its schedule."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    """Update rule."""
+
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
+    """Peak learning rate, stated for a batch of 256 unless `scale_with_batch` is false."""
+
+    scale_with_batch: bool = True
+    """Multiply the learning rate by batch_size / 256 (Goyal et al. 2017)."""
+
+    momentum: Fraction = 0.9
+    """SGD momentum; AdamW's beta1."""
+
+    nesterov: bool = False
+    """Nesterov momentum (SGD only)."""
+
+    beta2: Fraction = 0.999
+    """AdamW's decay of the squared gradients."""
+
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    """AdamW's denominator offset."""
+
+    schedule: Literal["cosine", "step", "polynomial", "constant"] = "cosine"
+    """Shape of the learning rate after the warm-up."""
+
+    warmup_epochs: Annotated[float, Field(ge=0)] = 5.0
+    """Epochs of linear warm-up from 0."""
+
+    end_factor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Floor of the cosine and polynomial schedules, as a share of the peak."""
+
+    polynomial_power: Annotated[float, Field(gt=0)] = 2.0
+    """Exponent of the polynomial schedule."""
+
+    step_epochs: tuple[Annotated[float, Field(gt=0)], ...] = (30.0, 60.0, 80.0)
+    """Epochs at which the step schedule multiplies the learning rate by `step_factor`."""
+
+    step_factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Factor of the step schedule."""
+
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    """Decay of kernels and embeddings; never of biases or normalisation parameters. For SGD it is added to the
+    gradient (L2), for AdamW it is decoupled."""
+
+    clip_norm: Annotated[float, Field(gt=0)] | None = None
+    """Clip the gradient to this global norm."""
+
+    label_smoothing: Fraction = 0.0
+    """Probability mass spread evenly over all classes."""
+
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Keep an exponential moving average of parameters and batch statistics, and evaluate with it."""
+
+
+@dataclass(frozen=True, config=_STRICT)
+class PrecisionConfig:
+    """Number formats."""
+
+    policy: Literal["fp32", "bf16"] = "fp32"
+    """`fp32`: everything in float32. `bf16`: float32 parameters, bfloat16 compute; normalisation, loss
+    and reductions stay in float32."""
+
+
+@dataclass(frozen=True, config=_STRICT)
+class ParallelConfig:
+    """How the step is spread over devices."""
+
+    data: Annotated[int, Field(ge=-1)] = -1
+    """Devices that share each batch (-1: all there are)."""
+
+
+@dataclass(frozen=True, config=_STRICT)
+class MemoryConfig:
+    """What is traded for memory."""
+
+    accumulate: Positive = 1
+    """Micro-batches per update; their gradients are summed before one update."""
+
+    allocator: Literal["tuned", "default"] = "tuned"
+    """CPU only. `tuned` restarts the program once at its start with malloc settings (huge pages, no returning of
+    memory between steps) that make training about a quarter faster; `default` leaves the process as it is."""
+
+
+@dataclass(frozen=True, config=_STRICT)
+class TrainConfig:
+    """The loop."""
+
+    steps: Positive | None = None
+    """Updates to make; give this or `epochs`."""
+
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    """Passes over the training data; give this or `steps`."""
+
+    log_every: Positive = 50
+    """Updates between training lines in metrics.jsonl."""
+
+    eval_every: Positive | None = None
+    """Updates between evaluations (null: once an epoch); the last update is always followed by one."""
+
+    checkpoint_every: Positive | None = None
+    """Updates between checkpoints (null: once an epoch); the last update is always saved."""
+
+    keep: Positive = 2
+    """Newest checkpoints to keep, besides the best one."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> "TrainConfig":
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("train.steps and train.epochs exclude each other: set one of them to null")
+        return self
+
+
+@dataclass(frozen=True, config=_STRICT)
+class ProfileConfig:
+    """A trace of some steps for TensorBoard or Perfetto."""
+
+    start: Annotated[int, Field(ge=0)] | None = None
+    """Update after which tracing starts (null: no trace)."""
+
+    steps: Positive = 5
+    """Updates to trace."""
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Config:
+    """A whole run."""
+
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    precision: PrecisionConfig = PrecisionConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    memory: MemoryConfig = MemoryConfig()
+    train: TrainConfig = TrainConfig()
+    profile: ProfileConfig = ProfileConfig()
+
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Seed of initial values, data order, augmentation and dropout."""
+
+    workdir: str | None = None
+    """Directory of the run (null: a new one under runs/)."""
+
+    resume: bool = False
+    """Go on from the newest sound checkpoint in `workdir`; starts afresh where there is none."""
