@@ -1,21 +1,27 @@
 """Typed configuration: one frozen dataclass a section, and the only home of a default.
 
-The text below a field is its help on the command line. Values arrive as text
-from YAML files and flags alike and are converted by the field's type, so the
-same spelling means the same value in both (`jaxdl.commandline`).
+The text below a field is its help on the command line, and its type decides how
+text from a YAML file or a flag is read (`jaxdl.commandline`). What a type cannot
+say, such as fields that exclude each other, the `_check` methods refuse in
+sentences meant for the user, one line a problem.
 """
 
-from typing import Annotated, Literal
+from itertools import pairwise
+from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from jaxdl.errors import ConfigError
-
-_STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+_STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _refuse(problems: list[str]) -> None:
+    """Raise all the problems at once, if there are any."""
+    if problems:
+        raise ValueError("\n".join(problems))
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -68,8 +74,9 @@ class DataConfig:
     """Height and width of the images that the network sees, in pixels."""
 
     augment: Literal["auto", "none", "shift", "shift_flip", "crop_flip"] = "auto"
-    """Training augmentation: `shift` moves the image by up to an eighth of its size, `shift_flip` also mirrors it,
-    `crop_flip` is the random resized crop and mirror of the ImageNet recipe; `auto` takes the source's own."""
+    """Training augmentation: `shift` moves the image by up to an eighth of its size, `shift_flip` also
+    mirrors it, `crop_flip` is the random resized crop and mirror of the ImageNet recipe; `auto` takes the
+    source's own."""
 
     workers: Annotated[int, Field(ge=0)] = 2
     """Threads that read and transform examples (0: in the training thread). Never changes the data."""
@@ -80,6 +87,18 @@ class DataConfig:
     synthetic_classes: Annotated[int, Field(ge=2)] = 1000
     """Synthetic only: number of classes."""
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        problems = []
+        if self.name in ("fashion_mnist", "image_folder", "tfds") and not self.dir:
+            problems.append(f"data.name {self.name} is read from a directory: set data.dir")
+        if self.name == "tfds" and not self.dataset:
+            problems.append(
+                "data.name tfds needs a data set: set data.dataset, as imagenet2012 or cifar10:3.0.2"
+            )
+        _refuse(problems)
+        return self
+
 
 @dataclass(frozen=True, config=_STRICT)
 class OptimizerConfig:
@@ -88,7 +107,7 @@ class OptimizerConfig:
     name: Literal["sgd", "adamw"] = "sgd"
     """Update rule."""
 
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
+    learning_rate: Annotated[float, Field(gt=0)] = 0.1
     """Peak learning rate, stated for a batch of 256 unless `scale_with_batch` is false."""
 
     scale_with_batch: bool = True
@@ -125,8 +144,8 @@ class OptimizerConfig:
     """Factor of the step schedule."""
 
     weight_decay: Annotated[float, Field(ge=0)] = 1e-4
-    """Decay of kernels and embeddings; never of biases or normalisation parameters. For SGD it is added to the
-    gradient (L2), for AdamW it is decoupled."""
+    """Decay of kernels and embeddings; never of biases or normalisation parameters. For SGD it is added to
+    the gradient (L2), for AdamW it is decoupled."""
 
     clip_norm: Annotated[float, Field(gt=0)] | None = None
     """Clip the gradient to this global norm."""
@@ -136,6 +155,17 @@ class OptimizerConfig:
 
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Keep an exponential moving average of parameters and batch statistics, and evaluate with it."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        problems = []
+        if self.nesterov and self.name != "sgd":
+            problems.append(f"optimizer.nesterov works with optimizer.name sgd only, not with {self.name}")
+        if any(later <= earlier for earlier, later in pairwise(self.step_epochs)):
+            epochs = ", ".join(f"{epoch:g}" for epoch in self.step_epochs)
+            problems.append(f"optimizer.step_epochs must increase from each value to the next, not {epochs}")
+        _refuse(problems)
+        return self
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -154,6 +184,12 @@ class ParallelConfig:
     data: Annotated[int, Field(ge=-1)] = -1
     """Devices that share each batch (-1: all there are)."""
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.data == 0:
+            raise ValueError("parallel.data 0 leaves no device: take -1 (all there are) or at least 1")
+        return self
+
 
 @dataclass(frozen=True, config=_STRICT)
 class MemoryConfig:
@@ -163,8 +199,9 @@ class MemoryConfig:
     """Micro-batches per update; their gradients are summed before one update."""
 
     allocator: Literal["tuned", "default"] = "tuned"
-    """CPU only. `tuned` restarts the program once at its start with malloc settings (huge pages, no returning of
-    memory between steps) that make training about a quarter faster; `default` leaves the process as it is."""
+    """CPU only. `tuned` restarts the program once at its start with malloc settings (huge pages, no returning
+    of memory between steps) that make training about a quarter faster; `default` leaves the process as it
+    is."""
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -190,9 +227,9 @@ class TrainConfig:
     """Newest checkpoints to keep, besides the best one."""
 
     @model_validator(mode="after")
-    def _one_length(self) -> "TrainConfig":
+    def _check(self) -> Self:
         if self.steps is not None and self.epochs is not None:
-            raise ValueError("train.steps and train.epochs exclude each other: set one of them to null")
+            raise ValueError("train.steps and train.epochs exclude each other: give only one")
         return self
 
 
@@ -228,3 +265,27 @@ class Config:
 
     resume: bool = False
     """Go on from the newest sound checkpoint in `workdir`; starts afresh where there is none."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        problems = []
+        if self.train.steps is None and self.train.epochs is None:
+            problems.append("the length of the training is missing: set train.steps or train.epochs")
+        steps, start = self.train.steps, self.profile.start
+        if steps is not None and start is not None and start >= steps:
+            problems.append(
+                f"profile.start {start} is past the last step to trace: train.steps is {steps}, so take "
+                f"{steps - 1} or less"
+            )
+        batch, micro, devices = self.data.batch_size, self.memory.accumulate, max(self.parallel.data, 1)
+        parts = micro * devices
+        if batch % parts:
+            near = [str(n) for n in (batch // parts * parts, (batch // parts + 1) * parts) if n > 0]
+            problems.append(
+                f"data.batch_size {batch} is not a multiple of {parts} (memory.accumulate {micro}"
+                f"{f' times parallel.data {devices}' if devices > 1 else ''}): take {' or '.join(near)}"
+            )
+        if self.resume and not self.workdir:
+            problems.append("resume needs the directory of the run to go on with: set workdir")
+        _refuse(problems)
+        return self

@@ -1,0 +1,57 @@
+"""The command line: YAML files and flags become one `Config`, or one message that says what to change.
+
+    python -m experiments.<name> [--config FILE.yaml ...] [--section.key VALUE ...]
+
+Every source of values is a *layer*: a flat table from dotted key to the text found
+there and the place it was found. Layers merge left to right, and only the merged
+text is converted, by the field's type in `jaxdl.config`. YAML's own guesses (`no`
+is false, `010` is eight, `1e-4` is text) never happen, so a value means the same
+in a file and in a flag.
+
+Nothing here imports jax: a bad option is refused before a device is touched.
+"""
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from jaxdl.commandline.dump import config_diff, run_yaml
+from jaxdl.commandline.layers import STORED
+from jaxdl.commandline.parsing import parse
+from jaxdl.config import Config
+from jaxdl.errors import EXIT_STOPPED, JaxdlError
+
+__all__ = ["STORED", "config_diff", "main", "parse", "run_yaml"]
+
+
+def main(
+    run: Callable[[Config], int | None],
+    *,
+    program: str,
+    default_preset: Path | None = None,
+    description: str = "",
+) -> NoReturn:
+    """Parse `sys.argv`, call `run`, and leave with the exit code of the contract.
+
+    A `JaxdlError` is printed as one paragraph; any other exception is a bug and keeps its stack trace.
+
+    Args:
+        run: The program. What it returns is the exit code (None: 0). It should import jax itself, so
+            that a bad option is refused at once.
+        program: See `parse`.
+        default_preset: See `parse`.
+        description: See `parse`.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        sys.exit(run(parse(program, sys.argv[1:], default_preset, description)))
+    except JaxdlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(EXIT_STOPPED)

@@ -1,0 +1,72 @@
+"""Checks between fields, and the conversions that the types promise."""
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from jaxdl.commandline.schema import options
+from jaxdl.config import (
+    Config,
+    DataConfig,
+    MemoryConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    ProfileConfig,
+    TrainConfig,
+)
+
+TRAIN = TrainConfig(steps=10)
+
+
+def test_defaults_need_only_a_length() -> None:
+    assert Config(train=TRAIN).optimizer.step_epochs == (30.0, 60.0, 80.0)
+
+
+def test_every_option_has_a_default_and_a_meaning() -> None:
+    for key, schema in options().items():
+        assert "default" in schema, key
+        assert len(schema["description"]) > 10, key
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Config(), r"set train\.steps or train\.epochs"),
+        (lambda: TrainConfig(steps=1, epochs=1), r"train\.steps and train\.epochs exclude each other"),
+        (lambda: DataConfig(name="image_folder"), r"image_folder .* set data\.dir"),
+        (lambda: DataConfig(name="fashion_mnist", dir=""), r"set data\.dir"),
+        (lambda: DataConfig(name="tfds", dir="/data"), r"set data\.dataset"),
+        (lambda: OptimizerConfig(step_epochs=(30, 30)), r"step_epochs must increase .* not 30, 30"),
+        (lambda: OptimizerConfig(name="adamw", nesterov=True), r"nesterov works with optimizer\.name sgd"),
+        (lambda: OptimizerConfig(epsilon=float("inf")), "finite"),
+        (lambda: ParallelConfig(data=0), r"parallel\.data 0 leaves no device"),
+        (lambda: Config(train=TRAIN, resume=True), "set workdir"),
+        (
+            lambda: Config(train=TRAIN, profile=ProfileConfig(start=10)),
+            r"profile\.start 10 .* take 9 or less",
+        ),
+        (lambda: Config(train=TRAIN, memory=MemoryConfig(accumulate=3)), r"multiple of 3 .* take 255 or 258"),
+        (lambda: Config(train=TRAIN, memory=MemoryConfig(accumulate=300)), r"take 300\b"),
+        (
+            lambda: Config(train=TRAIN, memory=MemoryConfig(accumulate=4), parallel=ParallelConfig(data=3)),
+            r"multiple of 12 \(memory\.accumulate 4 times parallel\.data 3\): take 252 or 264",
+        ),
+    ],
+)
+def test_impossible_combinations(build: Any, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        build()
+
+
+def test_all_problems_of_a_config_are_named_together() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Config(resume=True, memory=MemoryConfig(accumulate=3))
+    assert all(re.search(word, str(caught.value)) for word in ("train.steps", "batch_size", "workdir"))
+
+
+def test_sections_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TRAIN.steps = 3  # type: ignore[misc]
