@@ -1,0 +1,154 @@
+"""Images in directories: `dir`/train/<class>/*.jpg and `dir`/val/<class>/*.jpg."""
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from jaxdl.config import DataConfig
+from jaxdl.data.images import EXTENSIONS, decode_image, printable
+from jaxdl.data.types import Example, Source, Split
+from jaxdl.errors import DataError
+
+_log = logging.getLogger(__name__)
+
+_SPLIT_NAMES: dict[Split, tuple[str, ...]] = {"train": ("train",), "eval": ("val", "validation", "test")}
+
+
+def open_image_folder(config: DataConfig, split: Split) -> Source:
+    """Opens a directory with one directory a class.
+
+    Classes are the sorted names of the directories under `train` (torchvision's
+    order); a class may lack examples for evaluation but not for training. A
+    class directory is searched to any depth. An image's class is the
+    directory that it lies in, also where it is a link into another class.
+    Hidden entries, other file types and links to directories below a class
+    are ignored, and counted in one log line.
+
+    Raises:
+        DataError: the directory has another layout, a class has no images, or a link's target is missing.
+    """
+    assert config.dir is not None  # DataConfig has checked it
+    root = Path(config.dir).expanduser()
+    train = _split_directory(root, "train")
+    ignored: list[str] = []
+    classes = _class_names(train, ignored)
+    directory, found = train, classes
+    if split == "eval":
+        directory = _split_directory(root, "eval")
+        ignored.clear()
+        found = _class_names(directory, ignored)
+        unknown = sorted(set(found) - set(classes))
+        if unknown:
+            raise DataError(
+                f"{printable(directory)} has {len(unknown)} classes that {printable(train)} has not: "
+                f"{_listed(unknown)}"
+            )
+
+    paths: list[str] = []
+    labels: list[int] = []
+    for name in found:
+        before = len(paths)
+        paths.extend(_images(os.path.join(directory, name), ignored))  # noqa: PTH118 - a million Path objects are slow
+        if len(paths) == before:
+            raise DataError(
+                f"{printable(directory / name)} has no images ({' '.join(sorted(EXTENSIONS))}): "
+                "add some or remove the directory"
+            )
+        labels.extend([classes.index(name)] * (len(paths) - before))
+    if ignored:
+        _log.warning(
+            "%s: %d images in %d classes; ignored %d entries that are hidden, of another type or "
+            "links to directories: %s",
+            printable(directory),
+            len(paths),
+            len(found),
+            len(ignored),
+            _listed(ignored),
+        )
+    label_array = np.asarray(labels, np.int32)
+
+    def read(index: int) -> Example:
+        path = paths[index]
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise DataError(f"{printable(path)} cannot be read: {error.strerror}") from error
+        return {"image": decode_image(data, printable(path)), "label": int(label_array[index])}
+
+    return Source(
+        name="image_folder",
+        split=split,
+        length=len(paths),
+        read=read,
+        num_classes=len(classes),
+        augment="crop_flip",
+        photographs=True,
+        class_names=tuple(printable(name) for name in classes),
+    )
+
+
+def _split_directory(root: Path, split: Split) -> Path:
+    for name in _SPLIT_NAMES[split]:
+        if (root / name).is_dir():
+            return root / name
+    wanted = " or ".join(f"{name}/<class>/" for name in _SPLIT_NAMES[split])
+    found = _listed([entry.name for entry in _entries(root)])
+    raise DataError(f"{printable(root)} has no {wanted}; it has: {found}")
+
+
+def _class_names(directory: Path, ignored: list[str]) -> list[str]:
+    """Returns the sorted names of the class directories and adds the other entries to `ignored`."""
+    # A link to a directory above would be a class that holds all the others.
+    here = Path(os.path.realpath(directory))
+    above = {str(here), *map(str, here.parents)}
+    names = []
+    for entry in _entries(directory):
+        if _hidden(entry) or not entry.is_dir() or os.path.realpath(entry.path) in above:
+            ignored.append(entry.path)
+        else:
+            names.append(entry.name)
+    if not names:
+        found = _listed([os.path.basename(path) for path in ignored])  # noqa: PTH119
+        raise DataError(f"{printable(directory)} has no class directories; it has: {found}")
+    return names
+
+
+def _images(directory: str, ignored: list[str]) -> Iterator[str]:
+    """Yields the paths of the images below a directory, sorted, and adds what is not one to `ignored`."""
+    for entry in _entries(directory):
+        if _hidden(entry):
+            ignored.append(entry.path)
+        elif entry.is_dir(follow_symlinks=False):
+            yield from _images(entry.path, ignored)
+        elif os.path.splitext(entry.name)[1].lower() not in EXTENSIONS:  # noqa: PTH122
+            ignored.append(entry.path)
+        elif entry.is_file():
+            yield entry.path
+        elif entry.is_symlink() and not entry.is_dir():
+            # Counting it as ignored would train on whatever happens to be there.
+            raise DataError(
+                f"{printable(entry.path)} is a link to a file that does not exist: fetch or remove it"
+            )
+        else:
+            ignored.append(entry.path)
+
+
+def _entries(directory: str | Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(f"{printable(directory)} cannot be listed: {error.strerror}") from error
+
+
+def _hidden(entry: os.DirEntry[str]) -> bool:
+    return entry.name.startswith(".")
+
+
+def _listed(names: list[str]) -> str:
+    """Returns the first few names for a message."""
+    shown = ", ".join(printable(name) for name in names[:5]) or "nothing"
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -1,0 +1,34 @@
+"""Where examples come from: one function for each `data.name`."""
+
+from collections.abc import Callable
+
+from jaxdl.config import DataConfig
+from jaxdl.data.arrays import open_digits, open_fashion_mnist, open_synthetic
+from jaxdl.data.folder import open_image_folder
+from jaxdl.data.records import open_tfds
+from jaxdl.data.types import Source, Split
+
+SOURCES: dict[str, Callable[[DataConfig, Split], Source]] = {
+    "digits": open_digits,
+    "fashion_mnist": open_fashion_mnist,
+    "image_folder": open_image_folder,
+    "synthetic": open_synthetic,
+    "tfds": open_tfds,
+}
+
+
+def open_source(config: DataConfig, split: Split) -> Source:
+    """Opens the examples that `config` names.
+
+    Args:
+        config: the `data` section.
+        split: `train`, or `eval` for the examples held out.
+
+    Returns:
+        The source; it has at least one example.
+
+    Raises:
+        ConfigError: there is no such TFDS split.
+        DataError: the data is missing or is not what it claims to be.
+    """
+    return SOURCES[config.name](config, split)

@@ -1,0 +1,45 @@
+"""Runs experiments as real processes, as a user does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import CACHE, ROOT
+
+
+def environment(devices: int = 1) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in ("NPROC", "XLA_FLAGS")}
+    return inherited | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "JAX_COMPILATION_CACHE_DIR": str(CACHE),
+        # A deprecation that a user would see is a fault of ours.
+        "PYTHONWARNINGS": "error::DeprecationWarning:jaxdl,error::FutureWarning:jaxdl",
+    }
+
+
+def command(*flags: object, experiment: str = "resnet50") -> list[str]:
+    return [sys.executable, "-m", f"experiments.{experiment}", *map(str, flags)]
+
+
+def run(*flags: object, devices: int = 1, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*flags),
+        cwd=ROOT,
+        env=environment(devices),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        **options,
+    )
+
+
+def lines(workdir: Path) -> list[dict[str, Any]]:
+    """The metrics of a run, without what depends on the machine's speed."""
+    timing = ("examples_per_second", "input_wait")
+    records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in record.items() if name not in timing} for record in records]
