@@ -17,6 +17,10 @@ _STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_na
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
+EPSILON = {"adamw": 1e-8, "lamb": 1e-6}
+"""What `optimizer.epsilon` null stands for, by update rule: as published for Adam (Kingma and Ba 2014), and
+as MLPerf and NVIDIA set it for LAMB."""
+
 
 def _refuse(problems: list[str]) -> None:
     """Raise all the problems at once, if there are any."""
@@ -104,26 +108,32 @@ class DataConfig:
 class OptimizerConfig:
     """The update rule and its schedule."""
 
-    name: Literal["sgd", "adamw"] = "sgd"
-    """Update rule."""
+    name: Literal["sgd", "adamw", "lamb", "lars"] = "sgd"
+    """Update rule; `lamb` (You et al. 2019) and `lars` (You et al. 2017) are for large batches, and are those
+    of the MLPerf references."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 0.1
     """Peak learning rate, stated for a batch of 256 unless `scale_with_batch` is false."""
 
     scale_with_batch: bool = True
-    """Multiply the learning rate by batch_size / 256 (Goyal et al. 2017)."""
+    """Multiply the learning rate by batch_size / 256 (Goyal et al. 2017). The rates published for LAMB and
+    LARS are for their batch as it is, so they want false."""
 
     momentum: Fraction = 0.9
-    """SGD momentum; AdamW's beta1."""
+    """Momentum of SGD and LARS; beta1 of AdamW and LAMB."""
 
     nesterov: bool = False
     """Nesterov momentum (SGD only)."""
 
     beta2: Fraction = 0.999
-    """AdamW's decay of the squared gradients."""
+    """Decay of the squared gradients (AdamW and LAMB only)."""
 
-    epsilon: Annotated[float, Field(gt=0)] = 1e-8
-    """AdamW's denominator offset."""
+    epsilon: Annotated[float, Field(gt=0)] | None = None
+    """Offset of the denominator (AdamW and LAMB only; null: 1e-8 for AdamW, 1e-6 for LAMB)."""
+
+    trust_coefficient: Annotated[float, Field(gt=0)] = 0.001
+    """Eta (LARS only): each layer's step, before momentum, is at most this share of the layer's norm, times
+    the learning rate."""
 
     schedule: Literal["cosine", "step", "polynomial", "constant"] = "cosine"
     """Shape of the learning rate after the warm-up."""
@@ -144,11 +154,12 @@ class OptimizerConfig:
     """Factor of the step schedule."""
 
     weight_decay: Annotated[float, Field(ge=0)] = 1e-4
-    """Decay of kernels and embeddings; never of biases or normalisation parameters. For SGD it is added to
-    the gradient (L2), for AdamW it is decoupled."""
+    """Decay of kernels and embeddings; never of biases or normalisation parameters. For SGD and LARS it is
+    added to the gradient (L2), for AdamW it is decoupled, for LAMB it is added to the step that the trust
+    ratio scales."""
 
     clip_norm: Annotated[float, Field(gt=0)] | None = None
-    """Clip the gradient to this global norm."""
+    """Clip the gradient to this global norm (null: never). LAMB is defined with 1.0."""
 
     label_smoothing: Fraction = 0.0
     """Probability mass spread evenly over all classes."""

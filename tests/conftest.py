@@ -5,12 +5,13 @@ from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
-# XLA:CPU sizes its thread pool by NPROC: with fewer threads than devices waiting in one collective it deadlocks.
+# XLA:CPU sizes its thread pool by NPROC; with fewer threads than devices in one collective it deadlocks.
 os.environ["NPROC"] = "16"
 
 import jax
 
-CACHE = Path(__file__).resolve().parents[1] / ".cache" / "jax"
+ROOT = Path(__file__).resolve().parents[1]
+CACHE = ROOT / ".cache" / "jax"
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

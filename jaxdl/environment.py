@@ -1,0 +1,129 @@
+"""What must be settled before jax is imported: threads, allocator; and the compilation cache.
+
+Nothing here imports jax at module level, so that a program can start with
+
+    from jaxdl import environment
+
+    environment.prepare("tuned")   # restarts the program once where that pays
+    import jax
+    environment.compilation_cache()
+"""
+
+import importlib.util
+import logging
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+_log = logging.getLogger(__name__)
+
+# XLA:CPU allocates and frees every activation in every step. By default glibc maps and unmaps each large
+# block, and the kernel clears it page by page. These settings keep the memory in one heap of huge pages:
+TUNABLES = {
+    "glibc.malloc.hugetlb": "1",  # madvise(MADV_HUGEPAGE) the heap: 512 times fewer page faults
+    "glibc.malloc.mmap_max": "0",  # large blocks come from the heap, not from fresh (zeroed) mappings
+    "glibc.malloc.trim_threshold": str(16 * 2**30),  # keep freed memory for the next step
+    "glibc.malloc.arena_max": "1",  # one heap: what one thread freed serves all others
+}
+
+_GUARD = "JAXDL_RESTARTED"  # set in the restarted program, so that it never restarts again
+
+
+def prepare(allocator: Literal["tuned", "default"]) -> None:
+    """Sets the process up for jax; call it before jax is imported.
+
+    Simulated devices (`JAX_NUM_CPU_DEVICES` or `--xla_force_host_platform_device_count`) get enough
+    threads: with fewer than devices that wait in one collective, XLA:CPU deadlocks.
+
+    `tuned` then restarts the program in this very process (same process id, arguments, standard streams and
+    working directory) with `TUNABLES` in the environment, since glibc reads them only at the start of a
+    process. It does so at most once, and only where it pays: on Linux with glibc, when jax will compute on
+    the CPU. It costs the start-up of Python once more and keeps the process at its peak memory until it ends.
+    """
+    _provide_threads()
+    if allocator == "tuned" and _restart_pays():
+        restart_environment = os.environ | {"GLIBC_TUNABLES": _tunables(), _GUARD: "1"}
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], restart_environment)
+
+
+def compilation_cache(directory: Path | None = None) -> Path | None:
+    """Switches on jax's persistent compilation cache, so that a program compiles once and not in every run.
+
+    Args:
+        directory: Where it lies. By default where `JAX_COMPILATION_CACHE_DIR` says, otherwise in `jaxdl/xla`
+            within `XDG_CACHE_HOME` or ~/.cache.
+
+    Returns:
+        The directory, or None if it cannot be written: there is a warning then, and no cache.
+    """
+    import jax
+
+    if directory is None:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        given: str | None = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+        directory = Path(given or Path(home) / "jaxdl" / "xla")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        _log.warning("no compilation cache, every run compiles anew: cannot write %s (%s)", directory, error)
+        _set_cache(None)
+        return None
+    _set_cache(str(directory))
+    return directory
+
+
+def _set_cache(directory: str | None) -> None:
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", directory)
+
+
+def _provide_threads() -> None:
+    """Raises NPROC, by which XLA:CPU sizes its thread pool, to twice the number of simulated devices."""
+    flag = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    text = os.environ.get("JAX_NUM_CPU_DEVICES") or (flag[-1] if flag else "1")
+    devices = int(text) if text.isdecimal() else 1  # jax reports a value that is no number
+    if devices >= 2:
+        given = os.environ.get("NPROC", "")
+        threads = int(given) if given.isdecimal() else len(os.sched_getaffinity(0))
+        os.environ["NPROC"] = str(max(threads, 2 * devices))
+
+
+def _restart_pays() -> bool:
+    """Whether the program can be restarted safely and malloc then serves jax's arrays."""
+    if _GUARD in os.environ or "jax" in sys.modules:
+        return False
+    if sys.argv[0] in ("", "-") or sys.flags.interactive:  # the program came by standard input: it is gone
+        return False
+    if sys.platform != "linux" or not _has_glibc() or not sys.executable:
+        return False
+    return _computes_on_cpu() and _tunables() != os.environ.get("GLIBC_TUNABLES")
+
+
+def _has_glibc() -> bool:
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
+    except (OSError, ValueError):  # musl knows no such name
+        return False
+
+
+def _computes_on_cpu() -> bool:
+    """Whether jax's default platform will be the CPU, as far as one can tell without asking jax."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if platforms:
+        return platforms.split(",")[0].strip().lower() == "cpu"
+    plugins = ("jax_plugins", "libtpu")
+    return not Path("/dev/nvidia0").exists() and not any(map(importlib.util.find_spec, plugins))
+
+
+def _tunables() -> str:
+    """GLIBC_TUNABLES with ours added; a value that the user has set stays."""
+    pairs = [pair.partition("=")[::2] for pair in os.environ.get("GLIBC_TUNABLES", "").split(":") if pair]
+    return ":".join(f"{name}={value}" for name, value in (TUNABLES | dict(pairs)).items())

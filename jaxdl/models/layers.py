@@ -1,0 +1,175 @@
+"""Layers that the models are made of: convolution, batch normalisation, pooling, classifier.
+
+A layer takes `dtype` (what it computes and returns) and `param_dtype` (what its
+parameters are stored in). Every array carries logical axis names
+(`flax.linen.with_logical_partitioning`) that a plan may map to mesh axes;
+`flax.linen.unbox` takes them off.
+"""
+
+# mypy: allow-subclassing-any, allow-untyped-decorators
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.typing import DTypeLike
+
+from jaxdl.models.convolution import Formulation, convolve
+
+# He et al. 2015 (https://arxiv.org/abs/1502.01852) for the backward pass, as the reference ResNets use it.
+_he_normal = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+
+
+class Conv(nn.Module):
+    """Square convolution without bias.
+
+    Attributes:
+        features: Output channels.
+        kernel_size: Height and width of the kernel.
+        strides: Step of the output grid in both directions.
+        padding: Zeros added on all four sides; half the kernel where it is None.
+        dtype: Dtype of computation and result.
+        param_dtype: Dtype of the kernel, [kernel_size, kernel_size, channel_in, features].
+        formulation: How it is computed, see `jaxdl.models.convolution`.
+    """
+
+    features: int
+    kernel_size: int
+    strides: int = 1
+    padding: int | None = None
+    dtype: DTypeLike = jnp.float32
+    param_dtype: DTypeLike = jnp.float32
+    formulation: Formulation = "auto"
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [batch, height, width, channel_in] to [batch, out_height, out_width, features]."""
+        kernel = self.param(
+            "kernel",
+            nn.with_logical_partitioning(_he_normal, (None, None, "channel_in", "channel")),
+            (self.kernel_size, self.kernel_size, x.shape[-1], self.features),
+            self.param_dtype,
+        )
+        return convolve(
+            x.astype(self.dtype),
+            kernel.astype(self.dtype),
+            strides=self.strides,
+            padding=self.kernel_size // 2 if self.padding is None else self.padding,
+            formulation=self.formulation,
+        )
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation over all axes but the last (Ioffe & Szegedy 2015, https://arxiv.org/abs/1502.03167).
+
+    Statistics are computed and kept in float32 whatever `dtype` is. The variance
+    is the mean squared distance from the mean, not E[x^2] - E[x]^2, which loses
+    every digit once the mean is large against the deviation. As in flax, and
+    unlike PyTorch, the running variance averages the biased batch variance that
+    normalised the batch.
+
+    Attributes:
+        momentum: Share of the old running average that each training call keeps.
+        epsilon: Added to the variance.
+        zero_scale: Start the scale at 0 rather than 1.
+        dtype: Dtype of the result.
+        param_dtype: Dtype of scale and bias, [channel].
+    """
+
+    momentum: float = 0.9
+    epsilon: float = 1e-5
+    zero_scale: bool = False
+    dtype: DTypeLike = jnp.float32
+    param_dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """Normalises [..., channel] by the batch's statistics (train) or the running ones.
+
+        Training updates the collection `batch_stats`, which must then be mutable.
+        """
+        shape = (x.shape[-1],)
+        scale_init = nn.initializers.zeros if self.zero_scale else nn.initializers.ones
+        scale = self.param("scale", _by_channel(scale_init), shape, self.param_dtype)
+        bias = self.param("bias", _by_channel(nn.initializers.zeros), shape, self.param_dtype)
+        zeros, ones = _by_channel(nn.initializers.zeros), _by_channel(nn.initializers.ones)
+        running_mean = self.variable("batch_stats", "mean", zeros, None, shape, jnp.float32)
+        running_var = self.variable("batch_stats", "var", ones, None, shape, jnp.float32)
+
+        x = x.astype(jnp.float32)
+        if train:
+            axes = tuple(range(x.ndim - 1))
+            mean = x.mean(axes)
+            var = jnp.square(x - _to_rank(mean, x)).mean(axes)
+            if not self.is_initializing():
+                running_mean.value = self.momentum * running_mean.value + (1 - self.momentum) * mean
+                running_var.value = self.momentum * running_var.value + (1 - self.momentum) * var
+        else:
+            mean, var = running_mean.value, running_var.value
+        factor = scale.astype(jnp.float32) * jax.lax.rsqrt(var + self.epsilon)
+        y = (x - _to_rank(mean, x)) * _to_rank(factor, x) + _to_rank(bias.astype(jnp.float32), x)
+        return y.astype(self.dtype)
+
+
+class Classifier(nn.Module):
+    """Mean over the image, then one linear layer to float32 logits.
+
+    Attributes:
+        num_classes: Number of logits.
+        dtype: Dtype of the product.
+        param_dtype: Dtype of kernel [channel, num_classes] and bias [num_classes].
+    """
+
+    num_classes: int
+    dtype: DTypeLike = jnp.float32
+    param_dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [batch, height, width, channel] to float32 logits [batch, num_classes]."""
+        x = x.mean((1, 2), dtype=jnp.float32).astype(self.dtype)
+        # Normal with deviation 0.01 and zero bias: Goyal et al. 2017 (https://arxiv.org/abs/1706.02677), 5.1.
+        kernel = self.param(
+            "kernel",
+            nn.with_logical_partitioning(nn.initializers.normal(0.01), ("channel_in", "classes")),
+            (x.shape[-1], self.num_classes),
+            self.param_dtype,
+        )
+        bias = self.param(
+            "bias",
+            nn.with_logical_partitioning(nn.initializers.zeros, ("classes",)),
+            (self.num_classes,),
+            self.param_dtype,
+        )
+        logits = jnp.matmul(x, kernel.astype(self.dtype), preferred_element_type=jnp.float32)
+        return logits + _to_rank(bias.astype(jnp.float32), logits)
+
+
+def relu(x: jax.Array) -> jax.Array:
+    """max(x, 0), with gradient 0 at 0."""
+    return jax.nn.relu(x)
+
+
+def max_pool(x: jax.Array, *, window: int, strides: int, padding: int) -> jax.Array:
+    """Largest value of each window; padding never wins.
+
+    Args:
+        x: [batch, height, width, channel].
+        window: Height and width of the window.
+        strides: Step of the output grid.
+        padding: Rows and columns added on all four sides.
+
+    Returns:
+        [batch, out_height, out_width, channel], of x's dtype.
+    """
+    pooled: jax.Array = nn.max_pool(
+        x, (window, window), (strides, strides), ((padding, padding), (padding, padding))
+    )
+    return pooled
+
+
+def _by_channel(init: nn.initializers.Initializer) -> nn.initializers.Initializer:
+    return nn.with_logical_partitioning(init, ("channel",))
+
+
+def _to_rank(vector: jax.Array, x: jax.Array) -> jax.Array:
+    """[channel] -> [1, ..., 1, channel]: ranks are promoted in the open only."""
+    return vector.reshape((1,) * (x.ndim - 1) + vector.shape)

@@ -1,0 +1,227 @@
+"""The loop: next batch, step, log, evaluate, save; `train` reads from top to bottom.
+
+The order at an update is deliberate. A training line and an evaluation are
+written before the checkpoint of the same step, so a checkpoint never precedes
+what it vouches for, and lines beyond the newest checkpoint are removed when a
+run is resumed. An evaluation that an interruption cut short is made up for on
+resume, so that an interrupted run writes the lines of an uninterrupted one.
+"""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdl.commandline import run_yaml
+from jaxdl.config import Config
+from jaxdl.data.loader import eval_batches, train_batches
+from jaxdl.data.types import Source
+from jaxdl.errors import EXIT_STOPPED, DataError, DivergedError
+from jaxdl.optim.masks import leaf_names
+from jaxdl.profiling.trace import trace_window
+from jaxdl.train.checkpoint import Checkpointer
+from jaxdl.train.directory import open_directory
+from jaxdl.train.evaluate import evaluate
+from jaxdl.train.program import prepare
+from jaxdl.train.report import Progress, Reporter
+from jaxdl.train.signals import StopRequest
+from jaxdl.train.step import Metrics
+from jaxdl.train.task import Task
+
+IN_FLIGHT = 2
+"""Updates dispatched ahead of the one whose metrics are read: enough to keep a device busy.
+
+A bound is needed: simulated CPU devices deadlock when many steps with
+collectives are queued.
+"""
+
+
+def train(
+    config: Config,
+    task: Task,
+    train_source: Source,
+    eval_source: Source,
+    *,
+    experiment: str,
+    initial: Any = None,
+) -> int:
+    """Trains a task as configured, from the first or the last saved update to the end.
+
+    Args:
+        config: the whole run.
+        task: model and loss.
+        train_source: examples to learn from.
+        eval_source: examples to evaluate on.
+        experiment: name of the program, for the run's directory.
+        initial: `(params, model_state)` to start from in place of random values.
+
+    Returns:
+        The exit code: 0, or 75 if a signal stopped the run after it was saved.
+
+    Raises:
+        ConfigError: the settings do not fit together, the data or the devices.
+        DataError: an example could not be read.
+        DivergedError: an update was not finite.
+        CheckpointError: the run could not be saved or restored.
+    """
+    program = prepare(config, task, len(train_source))
+    plan = program.plan
+    evaluation = eval_batches(eval_source, config.data, multiple_of=plan.mesh.size)
+    progress = Progress()
+
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(StopRequest())
+        directory, changes = open_directory(config, experiment)
+        checkpoints = stack.enter_context(Checkpointer(directory / "checkpoints", keep=config.train.keep))
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(program.state.params))
+        devices = plan.mesh.devices.flat
+        progress.say(
+            f"{config.model.name} ({parameters:,} parameters) on {config.data.name} ({len(train_source):,} "
+            f"examples, {len(eval_source):,} to evaluate): {program.updates:,} updates of "
+            f"{config.data.batch_size} on {len(devices)} x {devices[0].device_kind}, in {directory}"
+        )
+        for change in changes:
+            progress.say(f"changed since the last attempt: {change}")
+        restored = checkpoints.restore(program.state) if config.resume else None
+        if restored is not None:
+            state, step, record = restored.state, restored.step, restored.record
+            progress.say(f"going on after update {step}")
+        else:
+            state, step, record = plan.compile_init(program.init)(), 0, {}
+            if initial is not None:
+                params, model_state = jax.device_put(initial, plan.state_sharding)
+                state = replace(state, params=params, model_state=model_state)
+
+        batches = stack.enter_context(
+            contextlib.closing(train_batches(train_source, config.data, seed=config.seed, start=step))
+        )
+        batch = next(batches)
+        progress.say("compiling ...")
+        began = time.monotonic()
+        train_step = plan.compile_train(program.train_step, program.state, batch)
+        eval_step = plan.compile_eval(program.eval_step, program.state.evaluated, next(iter(evaluation)))
+        progress.say(f"compiled in {time.monotonic() - began:.1f} s")
+
+        reporter = stack.enter_context(
+            contextlib.closing(
+                Reporter(
+                    directory,
+                    progress,
+                    updates=program.updates,
+                    batch_size=config.data.batch_size,
+                    start=step,
+                    window=record.get("window"),
+                )
+            )
+        )
+        in_flight = InFlight(reporter.update, leaf_names(program.state.params))
+        trace = stack.enter_context(trace_window(config.profile, directory / "profile", in_flight.settle))
+
+        def evaluate_if_due() -> None:
+            due = step > 0 and (step % program.eval_every == 0 or step == program.updates)
+            if not due or step in reporter.scores:
+                return
+            in_flight.settle()
+            with reporter.pause():
+                result = evaluate(eval_step, state.evaluated, evaluation, plan.put, lambda: bool(stop))
+            if result is not None:
+                reporter.evaluation_line(step, result, weights="raw" if state.ema is None else "ema")
+
+        def save() -> None:
+            # Only what is known to be finite reaches the disk.
+            in_flight.settle()
+            with reporter.pause():
+                reporter.sync()
+                checkpoints.save(
+                    step,
+                    state,
+                    record={
+                        "config": run_yaml(config),
+                        "task": type(task).__name__,
+                        "examples_seen": step * config.data.batch_size,
+                        "window": reporter.window,
+                    },
+                    score=reporter.scores.get(step),
+                )
+
+        def save_if_due() -> None:
+            if step > 0 and (step % program.checkpoint_every == 0 or step == program.updates):
+                save()
+
+        # What the last attempt was stopped in.
+        evaluate_if_due()
+        save_if_due()
+        try:
+            while step < program.updates and not stop:
+                trace(step)
+                state, metrics = train_step(state, plan.put(batch))
+                step += 1
+                in_flight.add(step, metrics)
+                with reporter.waiting_for_input():
+                    batch = next(batches)
+                if step % config.train.log_every == 0 or step == program.updates:
+                    in_flight.settle()
+                    reporter.training_line()
+                evaluate_if_due()
+                save_if_due()
+        except DivergedError:
+            reporter.training_line()
+            raise
+        except DataError:
+            # The updates so far are sound; once the data is mended, --resume true goes on from them.
+            save()
+            checkpoints.close()
+            raise
+        if stop:
+            save()
+        checkpoints.close()
+        done = step == program.updates and step in reporter.scores
+        reporter.summarize("done" if done else "stopped")
+        if done:
+            return 0
+        progress.say(f"{stop.name}: saved after update {step}; run again with --resume true to go on")
+        return EXIT_STOPPED
+
+
+class InFlight:
+    """Updates that were dispatched and whose metrics were not read yet.
+
+    Args:
+        receive: called with each update's number and metrics, in order.
+        parameters: names of the parameters, in the order of the metric `finite`.
+    """
+
+    def __init__(self, receive: Callable[[int, dict[str, Any]], None], parameters: list[str]) -> None:
+        self._receive = receive
+        self._parameters = parameters
+        self._pending: deque[tuple[int, Metrics]] = deque()
+
+    def add(self, step: int, metrics: Metrics) -> None:
+        """Takes in an update, and waits until no more than `IN_FLIGHT` are under way."""
+        self._pending.append((step, metrics))
+        self.settle(IN_FLIGHT)
+
+    def settle(self, bound: int = 0) -> None:
+        """Reads metrics until at most `bound` updates are in flight.
+
+        Raises:
+            DivergedError: an update was not finite.
+        """
+        while len(self._pending) > bound:
+            step, metrics = self._pending.popleft()
+            values = jax.device_get(metrics)
+            self._receive(step, values)
+            if not np.all(values["finite"]):
+                names = [*self._parameters, "none (the loss or the batch statistics)"]
+                first = names[int(np.argmin(values["finite"]))]
+                raise DivergedError(
+                    f"update {step} is not finite: loss {float(values['loss']):g}, gradient norm "
+                    f"{float(values['gradient_norm']):g}, first bad parameter {first}. It was not applied, "
+                    "and the checkpoints hold finite values. Try a lower optimizer.learning_rate, a longer "
+                    "optimizer.warmup_epochs or an optimizer.clip_norm, and look at the data of this update."
+                )

@@ -1,0 +1,107 @@
+"""From a configuration to the pure functions of a run and the plan that will compile them.
+
+Nothing here makes a directory, touches an array or compiles, so all that can
+be refused is refused here, and planning can look at the very program that
+will run.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import optax
+
+from jaxdl.config import Config
+from jaxdl.data.loader import updates_in
+from jaxdl.errors import ConfigError
+from jaxdl.optim.build import build_optimizer
+from jaxdl.optim.schedules import build_schedule
+from jaxdl.parallel.jit import JitPlan
+from jaxdl.parallel.mesh import make_mesh
+from jaxdl.train.state import TrainState, init_state
+from jaxdl.train.step import EvalStep, TrainStep, make_eval_step, make_train_step
+from jaxdl.train.task import Task
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a run will do.
+
+    Attributes:
+        updates: length of the run.
+        updates_per_epoch: may be fractional, since batches run across epochs.
+        eval_every: updates between evaluations.
+        checkpoint_every: updates between checkpoints.
+        optimizer: transformation of mean gradients.
+        plan: where everything lies and how it is compiled.
+        init: makes the first state.
+        train_step: `(state, batch) -> (state, metrics)`.
+        eval_step: `((params, model_state), batch) -> metrics by example`.
+        state: abstract state, laid out by the plan.
+    """
+
+    updates: int
+    updates_per_epoch: float
+    eval_every: int
+    checkpoint_every: int
+    optimizer: optax.GradientTransformation
+    plan: JitPlan
+    init: Callable[[], TrainState]
+    train_step: TrainStep
+    eval_step: EvalStep
+    state: TrainState
+
+
+def prepare(config: Config, task: Task, examples: int) -> Program:
+    """Works out a run.
+
+    Args:
+        config: the whole run.
+        task: model and loss.
+        examples: size of the training set.
+
+    Raises:
+        ConfigError: the settings do not fit together, the data or the devices.
+    """
+    batch_size, accumulate = config.data.batch_size, config.memory.accumulate
+    updates_per_epoch = examples / batch_size
+    # One of the two is set; the configuration sees to that.
+    updates = config.train.steps or updates_in(config.train.epochs or 0, examples, batch_size)
+    epoch = math.ceil(updates_per_epoch)
+    if config.profile.start is not None and config.profile.start >= updates:
+        raise ConfigError(
+            f"profile.start: {config.profile.start}, but the run is over after {updates} updates."
+        )
+    schedule = build_schedule(
+        config.optimizer, batch_size=batch_size, updates=updates, updates_per_epoch=updates_per_epoch
+    )
+    optimizer = build_optimizer(config.optimizer, schedule)
+    plan = JitPlan(make_mesh(config.parallel, batch_size=batch_size, accumulate=accumulate))
+    init = partial(
+        init_state,
+        task,
+        optimizer,
+        seed=config.seed,
+        keep_average=config.optimizer.ema_decay is not None,
+    )
+    return Program(
+        updates=updates,
+        updates_per_epoch=updates_per_epoch,
+        eval_every=config.train.eval_every or epoch,
+        checkpoint_every=config.train.checkpoint_every or epoch,
+        optimizer=optimizer,
+        plan=plan,
+        init=init,
+        train_step=make_train_step(
+            task,
+            optimizer,
+            schedule,
+            seed=config.seed,
+            accumulate=accumulate,
+            ema_decay=config.optimizer.ema_decay,
+        ),
+        eval_step=make_eval_step(task),
+        state=plan.abstract(jax.eval_shape(init), plan.state_sharding),
+    )

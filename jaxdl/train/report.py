@@ -1,0 +1,212 @@
+"""What a run tells: metrics lines, TensorBoard scalars, and progress for a person."""
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from tensorboardX import SummaryWriter
+
+from jaxdl.train.rundir import MetricsFile, write_summary
+
+
+class Clock:
+    """Time spent training, leaving out what is announced as a pause."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._since = time.perf_counter()
+
+    def lap(self) -> float:
+        """Returns the seconds since the last lap or the start, pauses left out, and starts anew."""
+        now = time.perf_counter()
+        lap, self.seconds, self._since = self.seconds + now - self._since, 0.0, now
+        return lap
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Stops the clock inside a `with` block."""
+        self.seconds += time.perf_counter() - self._since
+        try:
+            yield
+        finally:
+            self._since = time.perf_counter()
+
+
+class Progress:
+    """Messages to a person: one live line on a terminal, plain lines elsewhere."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stderr
+        self.live = self.stream.isatty()
+        self._shown = 0.0
+
+    def say(self, text: str) -> None:
+        """Prints a line that stays."""
+        if self.live:
+            self.stream.write("\r\x1b[K")
+        self.stream.write(text + "\n")
+        self.stream.flush()
+
+    def update(self, text: str) -> None:
+        """Renews the live line, at most ten times a second; does nothing off a terminal."""
+        if self.live and time.monotonic() - self._shown > 0.1:
+            self._shown = time.monotonic()
+            self.stream.write("\r\x1b[K" + text)
+            self.stream.flush()
+
+
+class Reporter:
+    """Gathers the metrics of updates into training lines, and writes all lines.
+
+    Args:
+        directory: the run's directory.
+        progress: where a person reads along.
+        updates: length of the run.
+        batch_size: examples per update.
+        start: updates already made; later lines of an earlier attempt are removed.
+        window: `window` of the reporter that made the first `start` updates.
+
+    Attributes:
+        window: sums over the updates since the last training line.
+        scores: accuracy by step of every evaluation so far.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        progress: Progress,
+        *,
+        updates: int,
+        batch_size: int,
+        start: int,
+        window: dict[str, float] | None,
+    ) -> None:
+        self.window = window or dict.fromkeys(("updates", "loss", "gradient_norm"), 0.0)
+        self._directory, self._progress = directory, progress
+        self._updates, self._batch_size, self._step = updates, batch_size, start
+        self._lines = MetricsFile(directory / "metrics.jsonl")
+        self._lines.truncate_after(start)
+        evaluations = [line for line in self._lines.read() if line["split"] == "eval"]
+        self.scores = {line["step"]: float(line["accuracy"]) for line in evaluations}
+        self._evaluation = evaluations[-1] if evaluations else None
+        self._events = _rewrite_events(directory / "events", self._lines)
+        self._learning_rate = math.nan
+        self._rate: float | None = None
+        self._timed_updates, self._input_wait = 0, 0.0
+        self._clock = Clock()
+
+    def pause(self) -> contextlib.AbstractContextManager[None]:
+        """Leaves a `with` block out of the throughput."""
+        return self._clock.pause()
+
+    @contextlib.contextmanager
+    def waiting_for_input(self) -> Iterator[None]:
+        """Counts a `with` block as waiting for data."""
+        since = time.perf_counter()
+        yield
+        self._input_wait += time.perf_counter() - since
+
+    def update(self, step: int, metrics: dict[str, Any]) -> None:
+        """Takes in one update's metrics."""
+        self._step, self._learning_rate = step, float(metrics["learning_rate"])
+        for name in ("loss", "gradient_norm"):
+            self.window[name] += float(metrics[name])
+        self.window["updates"] += 1
+        self._timed_updates += 1
+        self._progress.update(self._status(float(metrics["loss"])))
+
+    def training_line(self) -> None:
+        """Writes the means since the last training line, throughput, and the share of time spent waiting."""
+        seconds = self._clock.lap()
+        self._rate = self._timed_updates * self._batch_size / seconds
+        values = {
+            "loss": self.window["loss"] / self.window["updates"],
+            "learning_rate": self._learning_rate,
+            "gradient_norm": self.window["gradient_norm"] / self.window["updates"],
+            "examples_per_second": self._rate,
+            "input_wait": self._input_wait / seconds,
+        }
+        self.window = dict.fromkeys(self.window, 0.0)
+        self._timed_updates, self._input_wait = 0, 0.0
+        self._write(self._step, "train", values)
+        self._progress.say(self._status(values["loss"]))
+
+    def evaluation_line(self, step: int, values: dict[str, float], weights: str) -> None:
+        """Writes the result of an evaluation; `weights` says whether of the raw or the averaged ones."""
+        self._evaluation = {"step": step, **values, "weights": weights}
+        self.scores[step] = values["accuracy"]
+        self._write(step, "eval", values | {"weights": weights})
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "count")
+        self._progress.say(f"step {step}/{self._updates}  eval  {shown}  ({values['count']:,} examples)")
+
+    def best_step(self, among: Iterable[int]) -> int | None:
+        """Gives the step of the highest accuracy among some steps, the earliest of equals."""
+        scored = [step for step in among if not math.isnan(self.scores.get(step, math.nan))]
+        return max(scored, key=lambda step: (self.scores[step], -step), default=None)
+
+    def summarize(self, status: str, **values: Any) -> None:
+        """Writes summary.json and tells how the run ended."""
+        best = self.best_step(self.scores)
+        summary = {
+            "status": status,
+            "step": self._step,
+            "updates": self._updates,
+            "evaluation": self._evaluation,
+            "best": None if best is None else {"step": best, "accuracy": self.scores[best]},
+            "examples_per_second": self._rate,
+            **values,
+        }
+        write_summary(self._directory / "summary.json", summary)
+        if best is not None:
+            self._progress.say(f"best accuracy {self.scores[best]:.4f} after update {best}")
+        self._progress.say(f"{status} after update {self._step}; everything is in {self._directory}")
+
+    def sync(self) -> None:
+        """Makes the lines durable; called before a checkpoint that counts on them."""
+        self._lines.sync()
+        self._events.flush()
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._lines.close()
+        self._events.close()
+
+    def _write(self, step: int, split: str, values: dict[str, Any]) -> None:
+        self._lines.write(step, split, values)
+        _add_scalars(self._events, step, split, values)
+
+    def _status(self, loss: float) -> str:
+        text = f"step {self._step}/{self._updates}  loss {loss:.4f}  lr {self._learning_rate:.4g}"
+        if not self._rate:
+            return text
+        seconds = math.ceil((self._updates - self._step) * self._batch_size / self._rate)
+        left = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        return f"{text}  {self._rate:,.1f} examples/s  {left} left"
+
+
+def _add_scalars(events: SummaryWriter, step: int, split: str, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        if name in ("step", "split"):
+            continue
+        # "nan" and "inf" of metrics.jsonl are numbers again here; other text has no place in a chart.
+        with contextlib.suppress(ValueError):
+            events.add_scalar(f"{split}/{name}", float(value), step)
+
+
+def _rewrite_events(directory: Path, lines: MetricsFile) -> SummaryWriter:
+    """Opens an event file that holds the lines so far, in place of those of earlier attempts.
+
+    Appending would show replayed updates twice.
+    """
+    former = list(directory.glob("events.out.tfevents.*"))
+    events = SummaryWriter(str(directory))
+    for line in lines.read():
+        _add_scalars(events, line["step"], line["split"], line)
+    events.flush()
+    for path in former:
+        path.unlink()
+    return events

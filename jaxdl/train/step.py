@@ -1,0 +1,151 @@
+"""The one step: a pure function of state and batch that knows no device."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdl.train.state import TrainState
+from jaxdl.train.task import Batch, Task
+
+Metrics = dict[str, jax.Array]
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+EvalStep = Callable[[tuple[Any, Any], Batch], Metrics]
+
+
+def make_train_step(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    *,
+    seed: int,
+    accumulate: int = 1,
+    ema_decay: float | None = None,
+) -> TrainStep:
+    """Writes the training step of a task.
+
+    An update whose loss, gradients or new values are not all finite changes
+    nothing: the returned state is the given one, bit for bit.
+
+    Args:
+        task: model and loss.
+        optimizer: transformation of mean gradients.
+        schedule: learning rate by update count, for the metrics only; the optimizer holds its own.
+        seed: the run's seed; dropout draws from (seed, step, micro-batch).
+        accumulate: micro-batches per update. Micro-batch `i` takes the examples
+            `i, i + accumulate, ...`, so each keeps the batch's layout over devices.
+        ema_decay: decay of the moving averages, if the state carries them.
+
+    Returns:
+        `train_step(state, batch) -> (state, metrics)` with float32 scalars
+        `loss`, `learning_rate`, `gradient_norm` (before clipping), and the bool
+        vector `finite`: one value a parameter in the order of
+        `jax.tree.leaves(state.params)`, then one for loss and statistics.
+    """
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        gradients, loss, model_state = mean_gradients(task, state, batch, key, accumulate)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        proposed = TrainState(
+            step=state.step + 1,
+            params=params,
+            model_state=model_state,
+            opt_state=opt_state,
+            ema=moving_average(state, (params, model_state), ema_decay),
+        )
+        finite = jnp.stack(
+            [
+                *map(all_finite, jax.tree.leaves(gradients), jax.tree.leaves(params)),
+                all_finite(loss, *jax.tree.leaves(model_state)),
+            ]
+        )
+        accepted = jnp.all(finite)
+        new_state = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), proposed, state)
+        metrics = {
+            "loss": loss,
+            "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
+            "gradient_norm": optax.tree.norm(gradients),
+            "finite": finite,
+        }
+        return new_state, metrics
+
+    return train_step
+
+
+def make_eval_step(task: Task) -> EvalStep:
+    """Writes the evaluation step: `(params, model_state), batch -> each example's metrics`."""
+    return lambda weights, batch: task.evaluate(*weights, batch)
+
+
+def mean_gradients(
+    task: Task, state: TrainState, batch: Batch, key: jax.Array, accumulate: int
+) -> tuple[Any, jax.Array, Any]:
+    """Differentiates the mean loss of a batch, by micro-batches if asked.
+
+    Losses, weights and gradients are summed over all micro-batches and divided
+    once, so micro-batches of unequal weight give the whole batch's gradient.
+
+    Args:
+        task: model and loss.
+        state: parameters and statistics to start from.
+        batch: arrays of shape [batch, ...].
+        key: random key of this update.
+        accumulate: number of micro-batches, a divisor of the batch.
+
+    Returns:
+        Mean gradients like the parameters, the mean loss, and the statistics
+        after the last micro-batch.
+    """
+
+    def objective(params: Any, model_state: Any, micro: Batch, key: jax.Array) -> tuple[jax.Array, Any]:
+        loss, weight, model_state = task.loss(params, model_state, micro, key)
+        return loss, (weight, model_state)
+
+    differentiate = jax.value_and_grad(objective, has_aux=True)
+    if accumulate == 1:
+        (loss, (weight, model_state)), gradients = differentiate(state.params, state.model_state, batch, key)
+    else:
+
+        def add(carry: Any, micro: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+            total, total_loss, total_weight, model_state = carry
+            (loss, (weight, model_state)), gradients = differentiate(state.params, model_state, *micro)
+            total = jax.tree.map(lambda total, part: total + part.astype(total.dtype), total, gradients)
+            return (total, total_loss + loss, total_weight + weight, model_state), None
+
+        zeros = jax.tree.map(lambda param: jnp.zeros(param.shape, jnp.float32), state.params)
+        start = (zeros, jnp.float32(0), jnp.float32(0), state.model_state)
+        micro_batches = jax.tree.map(
+            lambda array: array.reshape(-1, accumulate, *array.shape[1:]).swapaxes(0, 1), batch
+        )
+        keys = jax.random.split(key, accumulate)
+        (gradients, loss, weight, model_state), _ = jax.lax.scan(add, start, (micro_batches, keys))
+    # A batch without any weight has loss 0 and gradient 0, not NaN.
+    divisor = jnp.maximum(weight, 1)
+    gradients = jax.tree.map(
+        lambda total, param: (total / divisor).astype(param.dtype), gradients, state.params
+    )
+    return gradients, loss / divisor, model_state
+
+
+def moving_average(state: TrainState, values: tuple[Any, Any], decay: float | None) -> tuple[Any, Any] | None:
+    """Moves the averages towards new values.
+
+    The decay is ramped as min(decay, (1 + n) / (10 + n)) after n updates, so
+    that short runs are not dominated by the initial values (as in TensorFlow's
+    ExponentialMovingAverage with `num_updates`).
+    """
+    if state.ema is None or decay is None:
+        return None
+    updates = state.step.astype(jnp.float32)
+    ramped = jnp.minimum(decay, (1 + updates) / (10 + updates))
+    averages: tuple[Any, Any] = optax.incremental_update(values, state.ema, 1 - ramped)
+    return averages
+
+
+def all_finite(*arrays: jax.Array) -> jax.Array:
+    """Tells whether every value of every array is finite, as a bool scalar."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(array)) for array in arrays]))

@@ -1,0 +1,171 @@
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxdl.config import ParallelConfig
+from jaxdl.models import ResNet
+from jaxdl.parallel.jit import JitPlan
+from jaxdl.parallel.mesh import make_mesh
+from jaxdl.train.state import init_state
+from jaxdl.train.step import make_train_step, mean_gradients
+from jaxdl.train.task import Classification
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Least squares in which every example carries its own weight."""
+
+    def init(self, key):
+        return {"kernel": jax.random.normal(key, (4, 1)), "bias": jnp.zeros(1)}, {"seen": jnp.float32(0)}
+
+    def loss(self, params, model_state, batch, key):
+        error = (batch["x"] @ params["kernel"])[:, 0] + params["bias"][0] - batch["y"]
+        seen = {"seen": model_state["seen"] + jnp.float32(error.size)}
+        return jnp.sum(batch["weight"] * error**2), jnp.sum(batch["weight"]), seen
+
+
+def examples(count=24, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "x": jnp.asarray(rng.normal(size=(count, 4)), jnp.float32),
+        "y": jnp.asarray(rng.normal(size=count), jnp.float32),
+        "weight": jnp.asarray(rng.integers(1, 9, count), jnp.float32),
+    }
+
+
+def images(count=16, size=8, classes=5, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "image": jnp.asarray(rng.integers(0, 256, (count, size, size, 3)), jnp.uint8),
+        "label": jnp.asarray(rng.integers(0, classes, count), jnp.int32),
+    }
+
+
+def classification(**settings):
+    model = ResNet((1, 1), bottleneck=True, num_classes=5, width=8, stem="small")
+    return Classification(model=model, image_size=8, mean=(0.5,) * 3, std=(0.25,) * 3, **settings)
+
+
+SCHEDULE = optax.constant_schedule(0.1)
+SGD = optax.sgd(SCHEDULE, momentum=0.9)
+
+
+def assert_bitwise(left, right):
+    for one, other in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+@pytest.mark.parametrize("accumulate", [2, 3, 8])
+def test_micro_batches_of_unequal_weight_give_the_gradient_of_the_whole(accumulate):
+    task, batch = Weighted(), examples()
+    state = init_state(task, SGD, seed=0, keep_average=False)
+    key = jax.random.key(0)
+    whole, whole_loss, _ = mean_gradients(task, state, batch, key, 1)
+    parts, parts_loss, model_state = mean_gradients(task, state, batch, key, accumulate)
+    np.testing.assert_allclose(parts_loss, whole_loss, rtol=1e-6)
+    for one, other in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+    assert float(model_state["seen"]) == 24
+
+
+def test_a_batch_without_weight_gives_loss_and_gradient_zero():
+    task, batch = Weighted(), examples() | {"weight": jnp.zeros(24)}
+    state = init_state(task, SGD, seed=0, keep_average=False)
+    gradients, loss, _ = mean_gradients(task, state, batch, jax.random.key(0), 1)
+    assert float(loss) == 0
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(gradients))
+
+
+@pytest.mark.parametrize("ema_decay", [None, 0.9])
+def test_an_update_that_is_not_finite_changes_nothing(ema_decay):
+    task = Weighted()
+    step = jax.jit(make_train_step(task, SGD, SCHEDULE, seed=0, ema_decay=ema_decay))
+    state, _ = step(init_state(task, SGD, seed=0, keep_average=ema_decay is not None), examples())
+    bad = examples(seed=1)
+    bad["x"] = bad["x"].at[5, 2].set(jnp.inf)
+    after, metrics = step(state, bad)
+    assert not np.all(metrics["finite"])
+    assert_bitwise(after, state)
+    moved, metrics = step(after, examples(seed=2))
+    assert np.all(metrics["finite"])
+    assert int(moved.step) == 2
+
+
+def test_overflowing_parameters_are_refused_although_gradients_are_finite():
+    task, batch, huge = Weighted(), examples(), optax.sgd(3e38)
+    batch["y"] = batch["y"] + 10
+    step = make_train_step(task, huge, SCHEDULE, seed=0)
+    state = init_state(task, huge, seed=0, keep_average=False)
+    after, metrics = step(state, batch)
+    assert np.isfinite(metrics["gradient_norm"])
+    assert not np.all(metrics["finite"])
+    assert_bitwise(after, state)
+
+
+def test_averages_are_ramped_and_include_the_statistics():
+    task = Weighted()
+    step = jax.jit(make_train_step(task, SGD, SCHEDULE, seed=0, ema_decay=0.9999))
+    state = init_state(task, SGD, seed=0, keep_average=True)
+    expected, seen = np.asarray(state.params["kernel"], np.float64), 0.0
+    for update in range(5):
+        state, _ = step(state, examples(seed=update))
+        decay = min(0.9999, (1 + update) / (10 + update))
+        expected = decay * expected + (1 - decay) * np.asarray(state.params["kernel"], np.float64)
+        seen = decay * seen + (1 - decay) * float(state.model_state["seen"])
+    params, model_state = state.evaluated
+    np.testing.assert_allclose(params["kernel"], expected, rtol=1e-5)
+    np.testing.assert_allclose(model_state["seen"], seen, rtol=1e-5)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_eight_devices_give_the_numbers_of_one(accumulate):
+    task, batch = classification(label_smoothing=0.1), images()
+    step = make_train_step(task, SGD, SCHEDULE, seed=0, accumulate=accumulate)
+    results = []
+    for devices in (1, 8):
+        plan = JitPlan(make_mesh(ParallelConfig(data=devices), batch_size=16, accumulate=accumulate))
+        state = plan.compile_init(lambda: init_state(task, SGD, seed=0, keep_average=False))()
+        compiled = plan.compile_train(step, state, batch)
+        state, metrics = compiled(state, plan.put(jax.device_get(batch)))
+        results.append(jax.device_get((state.params, state.model_state, metrics["loss"])))
+    for one, eight in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(eight, one, rtol=1e-5, atol=1e-5)
+
+
+def test_the_state_is_donated():
+    task, batch = classification(), images()
+    plan = JitPlan(make_mesh(ParallelConfig(data=1), batch_size=16, accumulate=1))
+    state = plan.compile_init(lambda: init_state(task, SGD, seed=0, keep_average=True))()
+    step = make_train_step(task, SGD, SCHEDULE, seed=0, ema_decay=0.9)
+    compiled = plan.compile_train(step, state, batch)
+    compiled(state, plan.put(jax.device_get(batch)))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+def test_label_smoothing_is_the_mean_over_all_classes():
+    task, batch = classification(label_smoothing=0.2), images()
+    params, statistics = jax.jit(task.init)(jax.random.key(0))
+    loss, weight, _ = task.loss(params, statistics, batch, jax.random.key(0))
+    plain, _, _ = classification().loss(params, statistics, batch, jax.random.key(0))
+    logits, _ = task.model.apply(
+        {"params": params, "batch_stats": statistics},
+        (jnp.float32(batch["image"]) / 255 - 0.5) / 0.25,
+        train=True,
+        mutable=["batch_stats"],
+    )
+    uniform = -jnp.sum(jax.nn.log_softmax(logits)) / 5
+    np.testing.assert_allclose(loss, 0.8 * plain + 0.2 * uniform, rtol=1e-5)
+    assert float(weight) == 16
+
+
+@pytest.mark.parametrize("value", [0.0, np.nan])
+def test_a_network_that_cannot_tell_classes_apart_is_not_right(value):
+    task, batch = classification(), images()
+    params, statistics = jax.jit(task.init)(jax.random.key(0))
+    blank = jax.tree.map(lambda leaf: jnp.full_like(leaf, value), params)
+    metrics = jax.jit(task.evaluate)(blank, statistics, batch)
+    assert not np.any(metrics["accuracy"])
