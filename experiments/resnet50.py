@@ -14,20 +14,20 @@ def run(config: Config) -> int:
     # JAX is imported only now: it reads the environment, and `--help` should not wait for it.
     from jaxdl import models
     from jaxdl.data.sources import open_source
-    from jaxdl.precision import POLICIES
+    from jaxdl.precision import parse_policy
     from jaxdl.train.loop import train
     from jaxdl.train.task import Classification
 
     environment.compilation_cache()
     train_source = open_source(config.data, "train")
     eval_source = open_source(config.data, "eval")
-    policy = POLICIES[config.precision.policy]
+    policy = parse_policy(config.precision.policy)
     model = models.build(
         config.model.name,
         num_classes=train_source.num_classes,
         stem=models.resolve_stem(config.model.stem, config.data.image_size),
-        dtype=policy.compute_dtype,
-        param_dtype=policy.param_dtype,
+        dtype=policy.compute,
+        param_dtype=policy.params,
         convolution=config.model.convolution,
     )
     task = Classification(
@@ -36,6 +36,7 @@ def run(config: Config) -> int:
         mean=train_source.mean,
         std=train_source.std,
         label_smoothing=config.optimizer.label_smoothing,
+        output_dtype=policy.output,
     )
     return train(config, task, train_source, eval_source, experiment="resnet50")
 

@@ -22,6 +22,17 @@ EPSILON = {"adamw": 1e-8, "lamb": 1e-6}
 as MLPerf and NVIDIA set it for LAMB."""
 
 
+POLICY_NAMES = ("fp32", "tf32", "bf16", "fp16", "bf16_full", "O0", "O1", "O2", "O3")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def _positive_number(text: str) -> bool:
+    try:
+        return 0 < float(text) < float("inf")
+    except ValueError:
+        return False
+
+
 def _refuse(problems: list[str]) -> None:
     """Raise all the problems at once, if there are any."""
     if problems:
@@ -183,9 +194,62 @@ class OptimizerConfig:
 class PrecisionConfig:
     """Number formats."""
 
-    policy: Literal["fp32", "bf16"] = "fp32"
-    """`fp32`: everything in float32. `bf16`: float32 parameters, bfloat16 compute; normalisation, loss
-    and reductions stay in float32."""
+    policy: str = "fp32"
+    """`fp32` (or `O0`): everything in float32. `tf32`: the same, with products in TensorFloat-32 on GPUs that
+    have it. `bf16`: float32 master weights, bfloat16 compute. `fp16` (or `O1`, `O2`): float32 master weights,
+    float16 compute. `bf16_full` and `O3`: parameters too in bfloat16 or float16, which loses small updates.
+    Or one of your own, as `params=float32,compute=bfloat16,output=float32`. Batch statistics, normalisation,
+    softmax, loss and sums are float32 under every policy."""
+
+    loss_scale: str = "auto"
+    """`none`, `dynamic`, or a number to keep; `auto` is dynamic for compute in float16 and none otherwise."""
+
+    scale_start: Annotated[float, Field(gt=0)] = 65536.0
+    """First dynamic scale."""
+
+    scale_growth: Annotated[float, Field(gt=1)] = 2.0
+    """Factor by which the dynamic scale grows after `scale_window` finite updates in a row."""
+
+    scale_backoff: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Factor by which the dynamic scale falls where an update is not finite."""
+
+    scale_window: Positive = 2000
+    """Finite updates in a row after which the dynamic scale grows."""
+
+    scale_minimum: Annotated[float, Field(gt=0)] = 1.0
+    """Floor of the dynamic scale."""
+
+    scale_maximum: Annotated[float, Field(gt=0)] = 4294967296.0
+    """Ceiling of the dynamic scale."""
+
+    scale_hysteresis: Positive = 1
+    """The dynamic scale falls at this skipped update and at all later ones, until it has grown again."""
+
+    max_skipped_updates: Positive = 50
+    """Updates in a row that may be skipped because they are not finite, before the run ends with exit code 3.
+    Without a loss scale the first such update ends it."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        problems = []
+        parts = dict(part.partition("=")[::2] for part in self.policy.split(","))
+        custom = parts.keys() <= {"params", "compute", "output"} and set(parts.values()) <= set(DTYPES)
+        if self.policy not in POLICY_NAMES and not custom:
+            problems.append(
+                f"precision.policy {self.policy!r} is not one of {', '.join(POLICY_NAMES)}, nor a list of "
+                f"params=, compute= and output= with {', '.join(DTYPES)}"
+            )
+        if self.loss_scale not in ("auto", "none", "dynamic") and not _positive_number(self.loss_scale):
+            problems.append(
+                f"precision.loss_scale {self.loss_scale!r} is not auto, none, dynamic or a number above 0"
+            )
+        if not self.scale_minimum <= self.scale_start <= self.scale_maximum:
+            problems.append(
+                f"precision.scale_start {self.scale_start:g} does not lie between precision.scale_minimum "
+                f"{self.scale_minimum:g} and precision.scale_maximum {self.scale_maximum:g}"
+            )
+        _refuse(problems)
+        return self
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -3,6 +3,7 @@
 import optax
 
 from jaxdl.config import EPSILON, OptimizerConfig
+from jaxdl.optim.clip import clip_by_global_norm
 from jaxdl.optim.lamb import scale_by_trust_ratio
 from jaxdl.optim.lars import scale_by_lars
 from jaxdl.optim.masks import LayerAxes, decay_mask, unstacked
@@ -35,7 +36,7 @@ def build_optimizer(
     Returns:
         A transformation of mean gradients in the parameters' dtype.
     """
-    clip = [] if config.clip_norm is None else [optax.clip_by_global_norm(config.clip_norm)]
+    clip = [] if config.clip_norm is None else [clip_by_global_norm(config.clip_norm)]
     decay = (
         [optax.add_decayed_weights(config.weight_decay, mask=decay_mask)] if config.weight_decay > 0 else []
     )

@@ -23,6 +23,7 @@ from jaxdl.data.loader import eval_batches, train_batches
 from jaxdl.data.types import Source
 from jaxdl.errors import EXIT_STOPPED, DataError, DivergedError
 from jaxdl.optim.masks import leaf_names
+from jaxdl.precision import parse_policy
 from jaxdl.profiling.trace import trace_window
 from jaxdl.train.checkpoint import Checkpointer
 from jaxdl.train.directory import open_directory
@@ -85,6 +86,11 @@ def train(
             f"examples, {len(eval_source):,} to evaluate): {program.updates:,} updates of "
             f"{config.data.batch_size} on {len(devices)} x {devices[0].device_kind}, in {directory}"
         )
+        if parse_policy(config.precision.policy).loses_small_updates:
+            progress.say(
+                f"precision.policy {config.precision.policy} keeps parameters in 16 bits: updates smaller "
+                "than half a unit in the last place are lost"
+            )
         for change in changes:
             progress.say(f"changed since the last attempt: {change}")
         restored = checkpoints.restore(program.state) if config.resume else None
@@ -119,7 +125,9 @@ def train(
                 )
             )
         )
-        in_flight = InFlight(reporter.update, leaf_names(program.state.params))
+        in_flight = InFlight(
+            reporter.update, leaf_names(program.state.params), config.precision.max_skipped_updates
+        )
         trace = stack.enter_context(trace_window(config.profile, directory / "profile", in_flight.settle))
 
         def evaluate_if_due() -> None:
@@ -194,11 +202,15 @@ class InFlight:
     Args:
         receive: called with each update's number and metrics, in order.
         parameters: names of the parameters, in the order of the metric `finite`.
+        max_skipped: updates in a row that may be skipped where the loss is scaled.
     """
 
-    def __init__(self, receive: Callable[[int, dict[str, Any]], None], parameters: list[str]) -> None:
+    def __init__(
+        self, receive: Callable[[int, dict[str, Any]], None], parameters: list[str], max_skipped: int
+    ) -> None:
         self._receive = receive
         self._parameters = parameters
+        self._max_skipped = max_skipped
         self._pending: deque[tuple[int, Metrics]] = deque()
 
     def add(self, step: int, metrics: Metrics) -> None:
@@ -210,18 +222,30 @@ class InFlight:
         """Reads metrics until at most `bound` updates are in flight.
 
         Raises:
-            DivergedError: an update was not finite.
+            DivergedError: an update was not finite, and skipping it is no cure.
         """
         while len(self._pending) > bound:
             step, metrics = self._pending.popleft()
             values = jax.device_get(metrics)
             self._receive(step, values)
-            if not np.all(values["finite"]):
-                names = [*self._parameters, "none (the loss or the batch statistics)"]
-                first = names[int(np.argmin(values["finite"]))]
-                raise DivergedError(
-                    f"update {step} is not finite: loss {float(values['loss']):g}, gradient norm "
-                    f"{float(values['gradient_norm']):g}, first bad parameter {first}. It was not applied, "
-                    "and the checkpoints hold finite values. Try a lower optimizer.learning_rate, a longer "
-                    "optimizer.warmup_epochs or an optimizer.clip_norm, and look at the data of this update."
-                )
+            tolerated = "loss_scale" in values and values["skipped_in_a_row"] < self._max_skipped
+            if not np.all(values["finite"]) and not tolerated:
+                raise DivergedError(self._diagnosis(step, values))
+
+    def _diagnosis(self, step: int, values: dict[str, Any]) -> str:
+        names = [*self._parameters, "none (the loss or the batch statistics)"]
+        text = (
+            f"update {step} is not finite: loss {float(values['loss']):g}, gradient norm "
+            f"{float(values['gradient_norm']):g}, first bad parameter "
+            f"{names[int(np.argmin(values['finite']))]}. It was not applied, and the checkpoints hold finite "
+            "values. "
+        )
+        if "loss_scale" in values:
+            text += (
+                f"It is number {int(values['skipped_in_a_row'])} in a row (precision.max_skipped_updates) "
+                f"and the loss scale is down to {float(values['loss_scale']):g}, so the scale is not the cause. "
+            )
+        return text + (
+            "Try a lower optimizer.learning_rate, a longer optimizer.warmup_epochs or an "
+            "optimizer.clip_norm, and look at the data of this update."
+        )

@@ -20,6 +20,7 @@ from jaxdl.optim.build import build_optimizer
 from jaxdl.optim.schedules import build_schedule
 from jaxdl.parallel.jit import JitPlan
 from jaxdl.parallel.mesh import make_mesh
+from jaxdl.precision import init_loss_scale
 from jaxdl.train.state import TrainState, init_state
 from jaxdl.train.step import EvalStep, TrainStep, make_eval_step, make_train_step
 from jaxdl.train.task import Task
@@ -85,6 +86,7 @@ def prepare(config: Config, task: Task, examples: int) -> Program:
         optimizer,
         seed=config.seed,
         keep_average=config.optimizer.ema_decay is not None,
+        loss_scale=init_loss_scale(config.precision),
     )
     return Program(
         updates=updates,
@@ -101,7 +103,8 @@ def prepare(config: Config, task: Task, examples: int) -> Program:
             seed=config.seed,
             accumulate=accumulate,
             ema_decay=config.optimizer.ema_decay,
+            precision=config.precision,
         ),
-        eval_step=make_eval_step(task),
+        eval_step=make_eval_step(task, config.precision),
         state=plan.abstract(jax.eval_shape(init), plan.state_sharding),
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 from tensorboardX import SummaryWriter
 
 from jaxdl.train.rundir import MetricsFile, write_summary
@@ -95,6 +96,7 @@ class Reporter:
         self._evaluation = evaluations[-1] if evaluations else None
         self._events = _rewrite_events(directory / "events", self._lines)
         self._learning_rate = math.nan
+        self._scaling: dict[str, float] = {}
         self._rate: float | None = None
         self._timed_updates, self._input_wait = 0, 0.0
         self._clock = Clock()
@@ -111,22 +113,28 @@ class Reporter:
         self._input_wait += time.perf_counter() - since
 
     def update(self, step: int, metrics: dict[str, Any]) -> None:
-        """Takes in one update's metrics."""
+        """Takes in one update's metrics. The means leave out what the loss scale made the step skip."""
         self._step, self._learning_rate = step, float(metrics["learning_rate"])
-        for name in ("loss", "gradient_norm"):
-            self.window[name] += float(metrics[name])
-        self.window["updates"] += 1
         self._timed_updates += 1
+        self._scaling = {
+            name: float(metrics[name]) for name in ("loss_scale", "skipped_updates") if name in metrics
+        }
+        if np.all(metrics["finite"]) or not self._scaling:
+            for name in ("loss", "gradient_norm"):
+                self.window[name] += float(metrics[name])
+            self.window["updates"] += 1
         self._progress.update(self._status(float(metrics["loss"])))
 
     def training_line(self) -> None:
         """Writes the means since the last training line, throughput, and the share of time spent waiting."""
         seconds = self._clock.lap()
         self._rate = self._timed_updates * self._batch_size / seconds
+        applied = self.window["updates"] or math.nan
         values = {
-            "loss": self.window["loss"] / self.window["updates"],
+            "loss": self.window["loss"] / applied,
             "learning_rate": self._learning_rate,
-            "gradient_norm": self.window["gradient_norm"] / self.window["updates"],
+            "gradient_norm": self.window["gradient_norm"] / applied,
+            **self._scaling,
             "examples_per_second": self._rate,
             "input_wait": self._input_wait / seconds,
         }

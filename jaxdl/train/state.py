@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxdl.precision import LossScale
 from jaxdl.train.task import Task
 
 
@@ -22,7 +23,8 @@ class TrainState:
         params: parameters in the policy's parameter dtype.
         model_state: float32 running statistics of normalisation layers.
         opt_state: the optimizer's moments and counters.
-        ema: moving averages `(params, model_state)`, or None when they are off.
+        ema: float32 moving averages `(params, model_state)`, or None when they are off.
+        loss_scale: scale of the loss and counts of skipped updates, or None where the loss is not scaled.
     """
 
     step: jax.Array
@@ -30,6 +32,7 @@ class TrainState:
     model_state: Any
     opt_state: optax.OptState
     ema: tuple[Any, Any] | None
+    loss_scale: LossScale | None = None
 
     @property
     def evaluated(self) -> tuple[Any, Any]:
@@ -38,7 +41,12 @@ class TrainState:
 
 
 def init_state(
-    task: Task, optimizer: optax.GradientTransformation, *, seed: int, keep_average: bool
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    *,
+    seed: int,
+    keep_average: bool,
+    loss_scale: LossScale | None = None,
 ) -> TrainState:
     """Builds the state before the first update; a pure function, to be compiled by the plan.
 
@@ -47,6 +55,7 @@ def init_state(
         optimizer: its state is laid out like the parameters.
         seed: the run's seed.
         keep_average: whether to carry moving averages.
+        loss_scale: the first loss scale.
 
     Returns:
         A state with `step` 0.
@@ -57,6 +66,9 @@ def init_state(
         params=params,
         model_state=model_state,
         opt_state=optimizer.init(params),
-        # A copy, since a donated state must not hold one buffer twice.
-        ema=jax.tree.map(jnp.copy, (params, model_state)) if keep_average else None,
+        # Copies, since a donated state must not hold one buffer twice; float32, since averages move little.
+        ema=jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), (params, model_state))
+        if keep_average
+        else None,
+        loss_scale=loss_scale,
     )

@@ -1,15 +1,21 @@
 """The one step: a pure function of state and batch that knows no device."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jaxdl.config import PrecisionConfig
+from jaxdl.optim.clip import global_norm
+from jaxdl.precision import next_loss_scale, parse_policy
 from jaxdl.train.state import TrainState
 from jaxdl.train.task import Batch, Task
 
+FLOAT32 = PrecisionConfig()
 Metrics = dict[str, jax.Array]
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 EvalStep = Callable[[tuple[Any, Any], Batch], Metrics]
@@ -23,11 +29,14 @@ def make_train_step(
     seed: int,
     accumulate: int = 1,
     ema_decay: float | None = None,
+    precision: PrecisionConfig = FLOAT32,
 ) -> TrainStep:
     """Writes the training step of a task.
 
     An update whose loss, gradients or new values are not all finite changes
-    nothing: the returned state is the given one, bit for bit.
+    nothing but the loss scale and its counters: all else of the returned state
+    is the given one, bit for bit. The decision is one for all micro-batches and
+    devices, since it is taken on the sums over them.
 
     Args:
         task: model and loss.
@@ -37,17 +46,22 @@ def make_train_step(
         accumulate: micro-batches per update. Micro-batch `i` takes the examples
             `i, i + accumulate, ...`, so each keeps the batch's layout over devices.
         ema_decay: decay of the moving averages, if the state carries them.
+        precision: the policy's precision of matrix products, and the rule of the loss scale.
 
     Returns:
         `train_step(state, batch) -> (state, metrics)` with float32 scalars
         `loss`, `learning_rate`, `gradient_norm` (before clipping), and the bool
         vector `finite`: one value a parameter in the order of
-        `jax.tree.leaves(state.params)`, then one for loss and statistics.
+        `jax.tree.leaves(state.params)`, then one for loss and statistics. Where
+        the loss is scaled there are also `loss_scale`, the one used, and the
+        counts `skipped_updates` and `skipped_in_a_row` after this update.
     """
+    policy = parse_policy(precision.policy)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-        gradients, loss, model_state = mean_gradients(task, state, batch, key, accumulate)
+        with jax.default_matmul_precision(policy.matmul):
+            gradients, loss, model_state = mean_gradients(task, state, batch, key, accumulate)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         proposed = TrainState(
@@ -56,6 +70,7 @@ def make_train_step(
             model_state=model_state,
             opt_state=opt_state,
             ema=moving_average(state, (params, model_state), ema_decay),
+            loss_scale=state.loss_scale,
         )
         finite = jnp.stack(
             [
@@ -68,17 +83,31 @@ def make_train_step(
         metrics = {
             "loss": loss,
             "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
-            "gradient_norm": optax.tree.norm(gradients),
+            "gradient_norm": global_norm(gradients),
             "finite": finite,
         }
+        if state.loss_scale is not None:
+            after = next_loss_scale(state.loss_scale, accepted, precision)
+            new_state = replace(new_state, loss_scale=after)
+            metrics |= {
+                "loss_scale": state.loss_scale.scale,
+                "skipped_updates": after.skipped,
+                "skipped_in_a_row": after.skipped_in_a_row,
+            }
         return new_state, metrics
 
     return train_step
 
 
-def make_eval_step(task: Task) -> EvalStep:
+def make_eval_step(task: Task, precision: PrecisionConfig = FLOAT32) -> EvalStep:
     """Writes the evaluation step: `(params, model_state), batch -> each example's metrics`."""
-    return lambda weights, batch: task.evaluate(*weights, batch)
+    policy = parse_policy(precision.policy)
+
+    def eval_step(weights: tuple[Any, Any], batch: Batch) -> Metrics:
+        with jax.default_matmul_precision(policy.matmul):
+            return task.evaluate(*weights, batch)
+
+    return eval_step
 
 
 def mean_gradients(
@@ -88,10 +117,12 @@ def mean_gradients(
 
     Losses, weights and gradients are summed over all micro-batches and divided
     once, so micro-batches of unequal weight give the whole batch's gradient.
+    What is differentiated is the loss in units of the whole batch times the
+    loss scale, so that 16-bit gradients are of the size of a mean's.
 
     Args:
         task: model and loss.
-        state: parameters and statistics to start from.
+        state: parameters, statistics and loss scale to start from.
         batch: arrays of shape [batch, ...].
         key: random key of this update.
         accumulate: number of micro-batches, a divisor of the batch.
@@ -103,16 +134,24 @@ def mean_gradients(
 
     def objective(params: Any, model_state: Any, micro: Batch, key: jax.Array) -> tuple[jax.Array, Any]:
         loss, weight, model_state = task.loss(params, model_state, micro, key)
-        return loss, (weight, model_state)
+        return loss * factor, (loss, weight, model_state)
+
+    examples = jax.tree.leaves(batch)[0].shape[0]
+    # A power of two, so that without a loss scale the gradients are those of the plain sum, bit for bit.
+    factor = jnp.float32(2.0 ** -round(math.log2(examples)))
+    if state.loss_scale is not None:
+        factor = factor * state.loss_scale.scale
 
     differentiate = jax.value_and_grad(objective, has_aux=True)
     if accumulate == 1:
-        (loss, (weight, model_state)), gradients = differentiate(state.params, state.model_state, batch, key)
+        (_, (loss, weight, model_state)), gradients = differentiate(
+            state.params, state.model_state, batch, key
+        )
     else:
 
         def add(carry: Any, micro: tuple[Batch, jax.Array]) -> tuple[Any, None]:
             total, total_loss, total_weight, model_state = carry
-            (loss, (weight, model_state)), gradients = differentiate(state.params, model_state, *micro)
+            (_, (loss, weight, model_state)), gradients = differentiate(state.params, model_state, *micro)
             total = jax.tree.map(lambda total, part: total + part.astype(total.dtype), total, gradients)
             return (total, total_loss + loss, total_weight + weight, model_state), None
 
@@ -126,7 +165,9 @@ def mean_gradients(
     # A batch without any weight has loss 0 and gradient 0, not NaN.
     divisor = jnp.maximum(weight, 1)
     gradients = jax.tree.map(
-        lambda total, param: (total / divisor).astype(param.dtype), gradients, state.params
+        lambda total, param: (total.astype(jnp.float32) / (divisor * factor)).astype(param.dtype),
+        gradients,
+        state.params,
     )
     return gradients, loss / divisor, model_state
 
@@ -142,6 +183,7 @@ def moving_average(state: TrainState, values: tuple[Any, Any], decay: float | No
         return None
     updates = state.step.astype(jnp.float32)
     ramped = jnp.minimum(decay, (1 + updates) / (10 + updates))
+    values = jax.tree.map(lambda value: value.astype(jnp.float32), values)
     averages: tuple[Any, Any] = optax.incremental_update(values, state.ema, 1 - ramped)
     return averages
 

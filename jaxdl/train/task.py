@@ -38,6 +38,7 @@ class Classification:
         mean: mean of each colour channel, in units of the full range.
         std: standard deviation of each channel, likewise.
         label_smoothing: probability mass spread evenly over the classes (Szegedy et al. 2015).
+        output_dtype: dtype to which the logits are rounded; losses are computed in float32.
     """
 
     model: nn.Module
@@ -45,6 +46,7 @@ class Classification:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     label_smoothing: float = 0.0
+    output_dtype: Any = jnp.float32
 
     def init(self, key: jax.Array) -> tuple[Any, Any]:
         """See `Task.init`."""
@@ -63,6 +65,7 @@ class Classification:
             mutable=["batch_stats"],
             rngs={"dropout": key},
         )
+        logits = logits.astype(self.output_dtype).astype(jnp.float32)
         targets = optax.smooth_labels(jax.nn.one_hot(batch["label"], logits.shape[-1]), self.label_smoothing)
         losses = optax.softmax_cross_entropy(logits, targets)
         return losses.sum(), jnp.float32(losses.size), updated.get("batch_stats", {})
@@ -80,6 +83,7 @@ class Classification:
             normalize(batch["image"], self.mean, self.std),
             train=False,
         )
+        logits = logits.astype(self.output_dtype).astype(jnp.float32)
         label = batch["label"][:, None]
         own = jnp.take_along_axis(logits, label, axis=-1)
         others = jnp.arange(logits.shape[-1])[None, :] != label

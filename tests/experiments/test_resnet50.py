@@ -101,7 +101,8 @@ def test_eight_devices_learn_what_one_does(finished, tmp_path):
     eight = run("--config", TEST, "--workdir", tmp_path / "eight", devices=8)
     assert eight.returncode == 0, eight.stderr
     for one, other in zip(lines(workdir), lines(tmp_path / "eight"), strict=True):
-        assert (other.pop("split"), other.pop("weights", None)) == (one.pop("split"), one.pop("weights", None))
+        for text in ("split", "weights"):
+            assert other.pop(text, None) == one.pop(text, None)
         assert other == pytest.approx(one, rel=2e-2)
 
 
@@ -210,7 +211,8 @@ def test_a_run_that_diverges_says_so_in_its_metrics_and_keeps_finite_checkpoints
     assert last["split"] == "train"
     assert f"update {last['step']} is not finite" in result.stderr
     _, values = parameters(workdir)
-    assert all(np.isfinite(np.frombuffer(values[name], np.float32)).all() for name in values if "params" in name)
+    params = [np.frombuffer(values[name], np.float32) for name in values if "params" in name]
+    assert all(np.isfinite(leaf).all() for leaf in params)
 
 
 def test_a_full_disk_ends_the_run_with_the_former_checkpoint_intact(tmp_path):

@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -6,10 +6,11 @@ import numpy as np
 import optax
 import pytest
 
-from jaxdl.config import ParallelConfig
+from jaxdl.config import ParallelConfig, PrecisionConfig
 from jaxdl.models import ResNet
 from jaxdl.parallel.jit import JitPlan
 from jaxdl.parallel.mesh import make_mesh
+from jaxdl.precision import init_loss_scale
 from jaxdl.train.state import init_state
 from jaxdl.train.step import make_train_step, mean_gradients
 from jaxdl.train.task import Classification
@@ -169,3 +170,70 @@ def test_a_network_that_cannot_tell_classes_apart_is_not_right(value):
     blank = jax.tree.map(lambda leaf: jnp.full_like(leaf, value), params)
     metrics = jax.jit(task.evaluate)(blank, statistics, batch)
     assert not np.any(metrics["accuracy"])
+
+
+FP16 = PrecisionConfig(policy="fp16", scale_window=3)
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_one_bad_micro_batch_on_one_device_skips_the_update_and_halves_the_scale_once(accumulate):
+    task = classification()
+    step = make_train_step(task, SGD, SCHEDULE, seed=0, accumulate=accumulate, ema_decay=0.9, precision=FP16)
+    plan = JitPlan(make_mesh(ParallelConfig(), batch_size=32, accumulate=accumulate))
+    state = plan.compile_init(
+        lambda: init_state(task, SGD, seed=0, keep_average=True, loss_scale=init_loss_scale(FP16))
+    )()
+    good = jax.device_get(images(count=32))
+    good["image"] = good["image"].astype(np.float32)
+    bad = good | {"image": good["image"].copy()}
+    bad["image"][13, 2, 3] = np.inf
+    compiled = plan.compile_train(step, state, good)
+
+    state, _ = compiled(state, plan.put(good))
+    before = jax.device_get(state)
+    state, metrics = compiled(state, plan.put(bad))
+    after = jax.device_get(state)
+    assert not np.all(metrics["finite"])
+    assert_bitwise(replace(after, loss_scale=None), replace(before, loss_scale=None))
+    assert after.loss_scale.scale == before.loss_scale.scale / 2
+    assert (int(metrics["skipped_updates"]), int(metrics["skipped_in_a_row"])) == (1, 1)
+    for shard in state.params["head"]["kernel"].addressable_shards:
+        assert_bitwise(shard.data, before.params["head"]["kernel"])
+
+    state, metrics = compiled(state, plan.put(good))
+    assert np.all(metrics["finite"])
+    assert (int(state.step), int(metrics["skipped_updates"]), int(metrics["skipped_in_a_row"])) == (2, 1, 0)
+
+
+def test_the_scale_leaves_no_trace_in_float32_gradients():
+    task, batch = Weighted(), examples()
+    scaled = PrecisionConfig(loss_scale="65536")
+    state = init_state(task, SGD, seed=0, keep_average=False)
+    with_scale = replace(state, loss_scale=init_loss_scale(scaled))
+    plain, loss, _ = mean_gradients(task, state, batch, jax.random.key(0), 1)
+    unscaled, scaled_loss, _ = mean_gradients(task, with_scale, batch, jax.random.key(0), 1)
+    assert_bitwise(unscaled, plain)
+    assert_bitwise(scaled_loss, loss)
+
+
+def test_master_weights_add_up_updates_that_bfloat16_loses():
+    @dataclass(frozen=True)
+    class Constant:
+        dtype: object
+
+        def init(self, key):
+            return {"kernel": jnp.ones((), self.dtype)}, {}
+
+        def loss(self, params, model_state, batch, key):
+            return params["kernel"].astype(jnp.float32), jnp.float32(1), {}
+
+    ends = {}
+    for dtype in (jnp.float32, jnp.bfloat16):
+        optimizer = optax.sgd(6e-4)
+        step = jax.jit(make_train_step(Constant(dtype), optimizer, SCHEDULE, seed=0))
+        state = init_state(Constant(dtype), optimizer, seed=0, keep_average=False)
+        for _ in range(100):
+            state, _ = step(state, {"x": jnp.zeros(1)})
+        ends[dtype] = float(state.params["kernel"])
+    assert ends[jnp.float32] == pytest.approx(0.94, abs=1e-4)
+    assert ends[jnp.bfloat16] == 1.0
