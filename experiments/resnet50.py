@@ -1,9 +1,14 @@
 """Trains a residual network on images: `python -m experiments.resnet50 --help`."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jaxdl import commandline, environment
 from jaxdl.config import Config
+
+if TYPE_CHECKING:
+    from jaxdl.data.types import Source
+    from jaxdl.train.task import Classification
 
 PRESETS = Path(__file__).resolve().parents[1] / "configs" / "resnet50"
 
@@ -12,15 +17,23 @@ def run(config: Config) -> int:
     """Builds what the configuration names, and trains it."""
     environment.prepare(config.memory.allocator)
     # JAX is imported only now: it reads the environment, and `--help` should not wait for it.
-    from jaxdl import models
     from jaxdl.data.sources import open_source
-    from jaxdl.precision import parse_policy
     from jaxdl.train.loop import train
-    from jaxdl.train.task import Classification
 
     environment.compilation_cache()
     train_source = open_source(config.data, "train")
     eval_source = open_source(config.data, "eval")
+    task = build_task(config, train_source)
+    initial = initial_values(config, task)
+    return train(config, task, train_source, eval_source, experiment="resnet50", initial=initial)
+
+
+def build_task(config: Config, train_source: "Source") -> "Classification":
+    """Builds the network and its loss for the classes and channels of a training set."""
+    from jaxdl import models
+    from jaxdl.precision import parse_policy
+    from jaxdl.train.task import Classification
+
     policy = parse_policy(config.precision.policy)
     model = models.build(
         config.model.name,
@@ -30,7 +43,7 @@ def run(config: Config) -> int:
         param_dtype=policy.params,
         convolution=config.model.convolution,
     )
-    task = Classification(
+    return Classification(
         model=model,
         image_size=config.data.image_size,
         mean=train_source.mean,
@@ -38,7 +51,18 @@ def run(config: Config) -> int:
         label_smoothing=config.optimizer.label_smoothing,
         output_dtype=policy.output,
     )
-    return train(config, task, train_source, eval_source, experiment="resnet50")
+
+
+def initial_values(config: Config, task: "Classification") -> Any:
+    """Reads the `(params, model_state)` to start from, or gives None where they are drawn at random."""
+    if config.model.weights is None:
+        return None
+    import jax
+
+    from jaxdl.models.torch_weights import load_torch_weights
+
+    shapes = jax.eval_shape(lambda: task.init(jax.random.key(0)))
+    return load_torch_weights(Path(config.model.weights).expanduser(), shapes)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What must be settled before jax is imported: threads, allocator; and the compilation cache.
+"""What must be settled before jax is imported: threads, compiler, allocator; and the compilation cache.
 
 Nothing here imports jax at module level, so that a program can start with
 
@@ -9,6 +9,7 @@ Nothing here imports jax at module level, so that a program can start with
     environment.compilation_cache()
 """
 
+import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -26,8 +27,13 @@ TUNABLES = {
     "glibc.malloc.hugetlb": "1",  # madvise(MADV_HUGEPAGE) the heap: 512 times fewer page faults
     "glibc.malloc.mmap_max": "0",  # large blocks come from the heap, not from fresh (zeroed) mappings
     "glibc.malloc.trim_threshold": str(16 * 2**30),  # keep freed memory for the next step
-    "glibc.malloc.arena_max": "1",  # one heap: what one thread freed serves all others
 }
+# Not glibc.malloc.arena_max=1: the threads' small blocks then break up the one heap, which grows to two or
+# three times the step's memory and is no faster for it.
+
+# XLA:CPU of jaxlib 0.10 gives convolutions to a library whose gradients are slower than its own (a ResNet-50
+# step by a sixth). A flag that another version does not know ends the process, hence the version.
+COMPILER_FLAGS = {"0.10.": {"--xla_cpu_experimental_ynn_fusion_type": "-individual_convolution"}}
 
 _GUARD = "JAXDL_RESTARTED"  # set in the restarted program, so that it never restarts again
 
@@ -36,7 +42,8 @@ def prepare(allocator: Literal["tuned", "default"]) -> None:
     """Sets the process up for jax; call it before jax is imported.
 
     Simulated devices (`JAX_NUM_CPU_DEVICES` or `--xla_force_host_platform_device_count`) get enough
-    threads: with fewer than devices that wait in one collective, XLA:CPU deadlocks.
+    threads: with fewer than devices that wait in one collective, XLA:CPU deadlocks. Where jax will compute on
+    the CPU, `COMPILER_FLAGS` are added to `XLA_FLAGS`, except one that is there already.
 
     `tuned` then restarts the program in this very process (same process id, arguments, standard streams and
     working directory) with `TUNABLES` in the environment, since glibc reads them only at the start of a
@@ -44,6 +51,8 @@ def prepare(allocator: Literal["tuned", "default"]) -> None:
     the CPU. It costs the start-up of Python once more and keeps the process at its peak memory until it ends.
     """
     _provide_threads()
+    if _computes_on_cpu():
+        _choose_convolutions()
     if allocator == "tuned" and _restart_pays():
         restart_environment = os.environ | {"GLIBC_TUNABLES": _tunables(), _GUARD: "1"}
         sys.stdout.flush()
@@ -94,6 +103,19 @@ def _provide_threads() -> None:
         given = os.environ.get("NPROC", "")
         threads = int(given) if given.isdecimal() else len(os.sched_getaffinity(0))
         os.environ["NPROC"] = str(max(threads, 2 * devices))
+
+
+def _choose_convolutions() -> None:
+    """Adds the flags that this jaxlib knows to XLA_FLAGS, which XLA reads when jax first computes."""
+    try:
+        version = importlib.metadata.version("jaxlib")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    for prefix, flags in COMPILER_FLAGS.items():
+        for name, value in flags.items():
+            given = os.environ.get("XLA_FLAGS", "")
+            if version.startswith(prefix) and name not in given:
+                os.environ["XLA_FLAGS"] = f"{given} {name}={value}".strip()
 
 
 def _restart_pays() -> bool:

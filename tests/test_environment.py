@@ -18,7 +18,7 @@ from jaxdl import environment
 print("start", file=sys.stderr)
 environment.prepare("{allocator}")
 assert "jax" not in sys.modules
-keys = ("GLIBC_TUNABLES", "NPROC")
+keys = ("GLIBC_TUNABLES", "NPROC", "XLA_FLAGS")
 print(json.dumps({{"argv": sys.argv[1:], "stdin": sys.stdin.read(), "pid": os.getpid(),
     "flags": sys.flags.optimize, "name": __name__, **{{k: os.environ.get(k) for k in keys}}}}))
 """
@@ -76,7 +76,7 @@ def test_tunables_of_the_user_are_kept(tmp_path):
     assert starts == 2
     tunables = answer["GLIBC_TUNABLES"].split(":")
     assert {*given.split(":"), "glibc.malloc.hugetlb=1"} <= set(tunables)
-    assert len(tunables) == len(environment.TUNABLES) + 1
+    assert len(tunables) == len(environment.TUNABLES) + 2
 
 
 def test_nothing_to_do_where_the_tunables_are_set_already(tmp_path):
@@ -100,6 +100,39 @@ def test_default_and_accelerators_leave_the_process_as_it_is(tmp_path, variables
     assert answer["NPROC"] is None
 
 
+def test_compiler_flags_are_added_for_the_cpu_only_and_once(monkeypatch):
+    monkeypatch.setattr(environment.importlib.metadata, "version", lambda _: "0.10.2")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("XLA_FLAGS", "--a=1")
+    environment.prepare("default")
+    environment.prepare("default")
+    assert os.environ["XLA_FLAGS"] == "--a=1 --xla_cpu_experimental_ynn_fusion_type=-individual_convolution"
+
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_experimental_ynn_fusion_type=reduce")
+    environment.prepare("default")
+    assert os.environ["XLA_FLAGS"] == "--xla_cpu_experimental_ynn_fusion_type=reduce"
+
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    environment.prepare("default")
+    assert os.environ["XLA_FLAGS"] == ""
+
+    monkeypatch.setattr(environment.importlib.metadata, "version", lambda _: "0.11.0")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    environment.prepare("default")
+    assert os.environ["XLA_FLAGS"] == ""
+
+
+def test_the_installed_xla_knows_the_flags():
+    code = (
+        "from jaxdl import environment; environment.prepare('default')\n"
+        "import jax; print(jax.numpy.ones(3).sum())"
+    )
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    assert ran.stdout == "3.0\n", ran.stderr
+
+
 def test_an_accelerator_plugin_prevents_the_restart_unless_jax_is_told_to_use_the_cpu(tmp_path):
     (tmp_path / "jax_plugins").mkdir()
     assert start(tmp_path, "program.py", JAX_PLATFORMS=None)[1] == 1
@@ -120,7 +153,8 @@ def test_program_from_standard_input_is_not_restarted(tmp_path):
     assert ran.stdout == "ran\n"
 
 
-def test_no_restart_once_jax_is_imported():
+def test_no_restart_once_jax_is_imported(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")
     environment.prepare("tuned")  # would restart pytest
 
 
@@ -155,6 +189,7 @@ def test_signals_act_after_the_restart(tmp_path):
 def test_simulated_devices_get_threads(monkeypatch, variables, threads):
     for name in ("NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")  # so that no compiler flags are added to this process
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""Layers that the models are made of: convolution, batch normalisation, pooling, classifier.
+"""Layers that the models are made of: convolution, batch normalisation, classifier.
 
 A layer takes `dtype` (what it computes and returns) and `param_dtype` (what its
 parameters are stored in). Every array carries logical axis names
@@ -13,6 +13,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from jaxdl.models.convolution import Formulation, convolve
+from jaxdl.models.normalization import affine, expand, normalize_by_batch
 
 # He et al. 2015 (https://arxiv.org/abs/1502.01852) for the backward pass, as the reference ResNets use it.
 _he_normal = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
@@ -60,6 +61,9 @@ class Conv(nn.Module):
 class BatchNorm(nn.Module):
     """Batch normalisation over all axes but the last (Ioffe & Szegedy 2015, https://arxiv.org/abs/1502.03167).
 
+    The sum with a shortcut and the rectifier that follow it in residual networks are part of it, since each
+    would otherwise be one more pass over memory, forward and backward.
+
     Statistics are computed and kept in float32 whatever `dtype` is. The variance
     is the mean squared distance from the mean, not E[x^2] - E[x]^2, which loses
     every digit once the mean is large against the deviation. As in flax, and
@@ -70,6 +74,7 @@ class BatchNorm(nn.Module):
         momentum: Share of the old running average that each training call keeps.
         epsilon: Added to the variance.
         zero_scale: Start the scale at 0 rather than 1.
+        rectify: Apply max(., 0) to the result.
         dtype: Dtype of the result.
         param_dtype: Dtype of scale and bias, [channel].
     """
@@ -77,14 +82,18 @@ class BatchNorm(nn.Module):
     momentum: float = 0.9
     epsilon: float = 1e-5
     zero_scale: bool = False
+    rectify: bool = False
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
 
     @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+    def __call__(self, x: jax.Array, train: bool, residual: jax.Array | None = None) -> jax.Array:
         """Normalises [..., channel] by the batch's statistics (train) or the running ones.
 
-        Training updates the collection `batch_stats`, which must then be mutable.
+        Args:
+            x: [..., channel].
+            train: Use the batch's statistics and update `batch_stats`, which must then be mutable.
+            residual: Like x; added before the rectifier.
         """
         shape = (x.shape[-1],)
         scale_init = nn.initializers.zeros if self.zero_scale else nn.initializers.ones
@@ -94,19 +103,16 @@ class BatchNorm(nn.Module):
         running_mean = self.variable("batch_stats", "mean", zeros, None, shape, jnp.float32)
         running_var = self.variable("batch_stats", "var", ones, None, shape, jnp.float32)
 
-        x = x.astype(jnp.float32)
-        if train:
-            axes = tuple(range(x.ndim - 1))
-            mean = x.mean(axes)
-            var = jnp.square(x - _to_rank(mean, x)).mean(axes)
-            if not self.is_initializing():
-                running_mean.value = self.momentum * running_mean.value + (1 - self.momentum) * mean
-                running_var.value = self.momentum * running_var.value + (1 - self.momentum) * var
-        else:
-            mean, var = running_mean.value, running_var.value
-        factor = scale.astype(jnp.float32) * jax.lax.rsqrt(var + self.epsilon)
-        y = (x - _to_rank(mean, x)) * _to_rank(factor, x) + _to_rank(bias.astype(jnp.float32), x)
-        return y.astype(self.dtype)
+        scale, bias = scale.astype(jnp.float32), bias.astype(jnp.float32)
+        x = x.astype(self.dtype)
+        if not train:
+            factor = scale * jax.lax.rsqrt(running_var.value + self.epsilon)
+            return affine(x, running_mean.value, factor, bias, residual, self.rectify)
+        y, mean, var = normalize_by_batch(x, scale, bias, residual, self.epsilon, self.rectify)
+        if not self.is_initializing():
+            running_mean.value = self.momentum * running_mean.value + (1 - self.momentum) * mean
+            running_var.value = self.momentum * running_var.value + (1 - self.momentum) * var
+        return y
 
 
 class Classifier(nn.Module):
@@ -140,36 +146,8 @@ class Classifier(nn.Module):
             self.param_dtype,
         )
         logits = jnp.matmul(x, kernel.astype(self.dtype), preferred_element_type=jnp.float32)
-        return logits + _to_rank(bias.astype(jnp.float32), logits)
-
-
-def relu(x: jax.Array) -> jax.Array:
-    """max(x, 0), with gradient 0 at 0."""
-    return jax.nn.relu(x)
-
-
-def max_pool(x: jax.Array, *, window: int, strides: int, padding: int) -> jax.Array:
-    """Largest value of each window; padding never wins.
-
-    Args:
-        x: [batch, height, width, channel].
-        window: Height and width of the window.
-        strides: Step of the output grid.
-        padding: Rows and columns added on all four sides.
-
-    Returns:
-        [batch, out_height, out_width, channel], of x's dtype.
-    """
-    pooled: jax.Array = nn.max_pool(
-        x, (window, window), (strides, strides), ((padding, padding), (padding, padding))
-    )
-    return pooled
+        return logits + expand(bias.astype(jnp.float32), logits)
 
 
 def _by_channel(init: nn.initializers.Initializer) -> nn.initializers.Initializer:
     return nn.with_logical_partitioning(init, ("channel",))
-
-
-def _to_rank(vector: jax.Array, x: jax.Array) -> jax.Array:
-    """[channel] -> [1, ..., 1, channel]: ranks are promoted in the open only."""
-    return vector.reshape((1,) * (x.ndim - 1) + vector.shape)

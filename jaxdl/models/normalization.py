@@ -5,6 +5,9 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+_Outputs = tuple[jax.Array, jax.Array, jax.Array]
+_Saved = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None]
+
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def normalize_by_batch(
@@ -17,10 +20,10 @@ def normalize_by_batch(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Normalises over all axes but the last, adds the residual and rectifies.
 
-    Autodiff of the plain expression keeps x - mean, its scaled form and the sum before the rectifier for the
-    backward pass. This one keeps x alone (and the result, which the next layer keeps anyway), and the gradient
-    is two sums and one linear expression of the result's gradient and x. The price is that forward-mode
-    differentiation is not defined.
+    Autodiff of the plain expression keeps x - mean, its scaled form and the sum before the rectifier for
+    the backward pass. This one keeps x alone (and the result, which the next layer keeps anyway), and the
+    gradient is two sums and one linear expression of the result's gradient and x. The price is that
+    forward-mode differentiation is not defined.
 
     Args:
         x: [..., channel].
@@ -33,18 +36,27 @@ def normalize_by_batch(
     Returns:
         The result in x's dtype; mean and biased variance of the batch, [channel], float32.
     """
-    out, mean, var, _ = _forward(x, scale, bias, residual, epsilon, rectify)
-    return out, mean, var
+    return _forward(x, scale, bias, residual, epsilon, rectify)
 
 
 def affine(
-    x: jax.Array, factor: jax.Array, shift: jax.Array, residual: jax.Array | None, rectify: bool
+    x: jax.Array,
+    mean: jax.Array,
+    factor: jax.Array,
+    bias: jax.Array,
+    residual: jax.Array | None,
+    rectify: bool,
 ) -> jax.Array:
-    """x * factor + shift by channel, plus the residual, rectified, computed in float32 and returned as x's dtype."""
-    y = x.astype(jnp.float32) * expand(factor, x) + expand(shift, x)
+    """(x - mean) * factor + bias by channel, plus the residual, rectified: in float32, given in x's dtype."""
+    y = _scaled(x, mean, factor, bias)
     if residual is not None:
         y += residual.astype(jnp.float32)
     return (jnp.maximum(y, 0) if rectify else y).astype(x.dtype)
+
+
+def _scaled(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> jax.Array:
+    # x * factor + (bias - mean * factor) would save a subtraction and lose the digits of a large mean again.
+    return (x.astype(jnp.float32) - expand(mean, x)) * expand(factor, x) + expand(bias, x)
 
 
 def expand(vector: jax.Array, x: jax.Array) -> jax.Array:
@@ -59,22 +71,31 @@ def _forward(
     residual: jax.Array | None,
     epsilon: float,
     rectify: bool,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+) -> _Outputs:
     axes = tuple(range(x.ndim - 1))
     x32 = x.astype(jnp.float32)
     mean = x32.mean(axes)
-    # The mean squared distance; E[x^2] - E[x]^2 has no digit left once the mean is large against the deviation.
+    # The mean squared distance: E[x^2] - E[x]^2 has no digit left once the mean is large for the deviation.
     var = jnp.square(x32 - expand(mean, x)).mean(axes)
     factor = scale * jax.lax.rsqrt(var + epsilon)
-    return affine(x, factor, bias - mean * factor, residual, rectify), mean, var, factor
+    return affine(x, mean, factor, bias, residual, rectify), mean, var
 
 
-def _forward_rule(x, scale, bias, residual, epsilon, rectify):
-    out, mean, var, factor = _forward(x, scale, bias, residual, epsilon, rectify)
+def _forward_rule(
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    residual: jax.Array | None,
+    epsilon: float,
+    rectify: bool,
+) -> tuple[_Outputs, _Saved]:
+    out, mean, var = _forward(x, scale, bias, residual, epsilon, rectify)
     return (out, mean, var), (x, scale, bias, mean, var, out if residual is not None else None)
 
 
-def _backward_rule(epsilon, rectify, saved, cotangents):
+def _backward_rule(
+    epsilon: float, rectify: bool, saved: _Saved, cotangents: _Outputs
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
     x, scale, bias, mean, var, out = saved
     d_out, d_mean, d_var = cotangents
     axes = tuple(range(x.ndim - 1))
@@ -84,10 +105,7 @@ def _backward_rule(epsilon, rectify, saved, cotangents):
     x32 = x.astype(jnp.float32)
     d = d_out.astype(jnp.float32)
     if rectify:
-        if out is None:
-            positive = x32 * expand(factor, x) + expand(bias - mean * factor, x) > 0
-        else:
-            positive = out > 0
+        positive = (_scaled(x, mean, factor, bias) if out is None else out) > 0
         d = jnp.where(positive, d, 0)
     d_residual = None if out is None else d.astype(x.dtype)
     centred = x32 - expand(mean, x)

@@ -12,8 +12,8 @@ from jax import lax
 def max_pool(x: jax.Array, window: int, strides: int, padding: int) -> jax.Array:
     """Largest value of each square window; padding never wins, and of equal values the first one is it.
 
-    The gradient of `lax.reduce_window` on a CPU is a scalar loop. Here it goes back one axis at a time, as
-    elementwise products of nine times fewer comparisons than windows overlap. Other platforms keep XLA's.
+    The gradient that XLA has for it runs as scalar loops on a CPU. There it goes back one axis at a time
+    instead, in elementwise steps (6 against 55 ms for [8, 112, 112, 64]); other platforms keep XLA's.
     Forward-mode differentiation is not defined.
 
     Args:
@@ -45,6 +45,7 @@ def _backward_rule(window: int, strides: int, padding: int, x: jax.Array, dy: ja
 
 
 def _by_xla(window: int, strides: int, padding: int, x: jax.Array, dy: jax.Array) -> jax.Array:
+    dx: jax.Array
     (dx,) = jax.vjp(partial(_reduce_window, window, strides, padding), x)[1](dy)
     return dx
 

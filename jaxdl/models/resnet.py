@@ -15,7 +15,8 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from jaxdl.models.convolution import Formulation
-from jaxdl.models.layers import BatchNorm, Classifier, Conv, max_pool, relu
+from jaxdl.models.layers import BatchNorm, Classifier, Conv
+from jaxdl.models.pooling import max_pool
 
 Stem = Literal["imagenet", "small"]
 
@@ -96,8 +97,8 @@ class _Stem(nn.Module):
         conv, norm = _parts(self)
         large = self.kind == "imagenet"
         x = conv(self.features, 7 if large else 3, 2 if large else 1, name="conv")(x)
-        x = relu(norm(name="norm")(x, train))
-        return max_pool(x, window=3, strides=2, padding=1) if large else x
+        x = norm(rectify=True, name="norm")(x, train)
+        return max_pool(x, 3, 2, 1) if large else x
 
 
 class BasicBlock(nn.Module):
@@ -122,10 +123,11 @@ class BasicBlock(nn.Module):
         """Maps [batch, height, width, channel] to [batch, height / strides, width / strides, features]."""
         conv, norm = _parts(self)
         y = conv(self.features, 3, self.strides, name="conv1")(x)
-        y = relu(norm(name="norm1")(y, train))
+        y = norm(rectify=True, name="norm1")(y, train)
         y = conv(self.features, 3, name="conv2")(y)
-        y = norm(zero_scale=True, name="norm2")(y, train)
-        return relu(y + _shortcut(conv, norm, x, self.features, self.strides, train))
+        shortcut = _shortcut(conv, norm, x, self.features, self.strides, train)
+        out: jax.Array = norm(zero_scale=True, rectify=True, name="norm2")(y, train, shortcut)
+        return out
 
 
 class BottleneckBlock(nn.Module):
@@ -150,12 +152,13 @@ class BottleneckBlock(nn.Module):
         """Maps [batch, height, width, channel] to [batch, height / strides, width / strides, 4 features]."""
         conv, norm = _parts(self)
         y = conv(self.features, 1, name="conv1")(x)
-        y = relu(norm(name="norm1")(y, train))
+        y = norm(rectify=True, name="norm1")(y, train)
         y = conv(self.features, 3, self.strides, name="conv2")(y)
-        y = relu(norm(name="norm2")(y, train))
+        y = norm(rectify=True, name="norm2")(y, train)
         y = conv(4 * self.features, 1, name="conv3")(y)
-        y = norm(zero_scale=True, name="norm3")(y, train)
-        return relu(y + _shortcut(conv, norm, x, 4 * self.features, self.strides, train))
+        shortcut = _shortcut(conv, norm, x, 4 * self.features, self.strides, train)
+        out: jax.Array = norm(zero_scale=True, rectify=True, name="norm3")(y, train, shortcut)
+        return out
 
 
 def _parts(module: Any) -> tuple[Any, Any]:

@@ -59,7 +59,8 @@ def train(
         train_source: examples to learn from.
         eval_source: examples to evaluate on.
         experiment: name of the program, for the run's directory.
-        initial: `(params, model_state)` to start from in place of random values.
+        initial: `(params, model_state)` of NumPy arrays to start from; leaves that are abstract keep their
+            random values.
 
     Returns:
         The exit code: 0, or 75 if a signal stopped the run after it was saved.
@@ -100,8 +101,9 @@ def train(
         else:
             state, step, record = plan.compile_init(program.init)(), 0, {}
             if initial is not None:
-                params, model_state = jax.device_put(initial, plan.state_sharding)
-                state = replace(state, params=params, model_state=model_state)
+                params, model_state = put_over((state.params, state.model_state), initial)
+                ema = None if state.ema is None else put_over(state.ema, initial)
+                state = replace(state, params=params, model_state=model_state, ema=ema)
 
         batches = stack.enter_context(
             contextlib.closing(train_batches(train_source, config.data, seed=config.seed, start=step))
@@ -111,7 +113,8 @@ def train(
         began = time.monotonic()
         train_step = plan.compile_train(program.train_step, program.state, batch)
         eval_step = plan.compile_eval(program.eval_step, program.state.evaluated, next(iter(evaluation)))
-        progress.say(f"compiled in {time.monotonic() - began:.1f} s")
+        compile_seconds = time.monotonic() - began
+        progress.say(f"compiled in {compile_seconds:.1f} s")
 
         reporter = stack.enter_context(
             contextlib.closing(
@@ -189,11 +192,28 @@ def train(
             save()
         checkpoints.close()
         done = step == program.updates and step in reporter.scores
-        reporter.summarize("done" if done else "stopped")
+        reporter.summarize(
+            "done" if done else "stopped",
+            parameters=parameters,
+            examples_per_epoch=len(train_source),
+            compile_seconds=compile_seconds,
+        )
         if done:
             return 0
         progress.say(f"{stop.name}: saved after update {step}; run again with --resume true to go on")
         return EXIT_STOPPED
+
+
+def put_over(fresh: Any, given: Any) -> Any:
+    """Copies given arrays to the dtypes and devices of fresh ones; an abstract leaf keeps the fresh one."""
+
+    def put(old: jax.Array, new: Any) -> jax.Array:
+        if isinstance(new, jax.ShapeDtypeStruct):
+            return old
+        placed: jax.Array = jax.device_put(new.astype(old.dtype), old.sharding)
+        return placed
+
+    return jax.tree.map(put, fresh, given)
 
 
 class InFlight:
@@ -243,7 +263,7 @@ class InFlight:
         if "loss_scale" in values:
             text += (
                 f"It is number {int(values['skipped_in_a_row'])} in a row (precision.max_skipped_updates) "
-                f"and the loss scale is down to {float(values['loss_scale']):g}, so the scale is not the cause. "
+                f"and the scale is down to {float(values['loss_scale']):g}, so it is not the cause. "
             )
         return text + (
             "Try a lower optimizer.learning_rate, a longer optimizer.warmup_epochs or an "

@@ -2,12 +2,15 @@
 
 import contextlib
 import math
+import resource
+import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+import jax
 import numpy as np
 from tensorboardX import SummaryWriter
 
@@ -157,7 +160,7 @@ class Reporter:
         return max(scored, key=lambda step: (self.scores[step], -step), default=None)
 
     def summarize(self, status: str, **values: Any) -> None:
-        """Writes summary.json and tells how the run ended."""
+        """Writes summary.json, with further values if given, and tells how the run ended."""
         best = self.best_step(self.scores)
         summary = {
             "status": status,
@@ -165,7 +168,8 @@ class Reporter:
             "updates": self._updates,
             "evaluation": self._evaluation,
             "best": None if best is None else {"step": best, "accuracy": self.scores[best]},
-            "examples_per_second": self._rate,
+            "examples_per_second": self._median_rate(),
+            "peak_memory_bytes": peak_memory(),
             **values,
         }
         write_summary(self._directory / "summary.json", summary)
@@ -183,6 +187,10 @@ class Reporter:
         self._lines.close()
         self._events.close()
 
+    def _median_rate(self) -> float | None:
+        rates = [line["examples_per_second"] for line in self._lines.read() if line["split"] == "train"]
+        return statistics.median(rates) if rates else None
+
     def _write(self, step: int, split: str, values: dict[str, Any]) -> None:
         self._lines.write(step, split, values)
         _add_scalars(self._events, step, split, values)
@@ -194,6 +202,14 @@ class Reporter:
         seconds = math.ceil((self._updates - self._step) * self._batch_size / self._rate)
         left = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
         return f"{text}  {self._rate:,.1f} examples/s  {left} left"
+
+
+def peak_memory() -> int:
+    """Returns the most memory used so far, in bytes: of the first device, or of the process on a CPU."""
+    statistics_of_device = jax.local_devices()[0].memory_stats()
+    if statistics_of_device is not None:
+        return int(statistics_of_device["peak_bytes_in_use"])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _add_scalars(events: SummaryWriter, step: int, split: str, values: dict[str, Any]) -> None:

@@ -1,0 +1,490 @@
+"""Measures a training step against PyTorch's on this machine's CPU.
+
+    python -m experiments.benchmark resnet50 [--batch_sizes 8 32] [--repeats 5] [--json FILE]
+
+A step is forward, backward and an SGD update with momentum and weight decay, of
+softmax cross-entropy over 1,000 classes, all in float32. Each contender is a
+process of its own. All stay alive and take turns, step by step, while the
+others sleep, so that what else happens on the machine meets them alike.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+from jaxdl import environment
+from jaxdl.errors import EXIT_STOPPED, ConfigError, JaxdlError
+
+# Neither jax nor torch is imported here: the workers do that, and this process takes no core from them.
+
+BENCHMARKS = ("resnet50",)
+CLASSES = 1000
+LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 1e-4
+
+PYTORCH, PYTORCH_TUNED, JAXDL, JAXDL_LAX = "pytorch", "pytorch, same allocator", "jaxdl", "jaxdl, lax"
+
+Step = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker measures.
+
+    Attributes:
+        benchmark: one of `BENCHMARKS`.
+        contender: name of a contender.
+        batch_size: examples a step.
+        image_size: height and width of the images, in pixels.
+        threads: threads that PyTorch computes with; XLA takes all cores.
+        warmup: steps before those that count.
+    """
+
+    benchmark: str
+    contender: str
+    batch_size: int
+    image_size: int
+    threads: int
+    warmup: int = 2
+
+
+def main() -> NoReturn:
+    """Runs the benchmark, or one of its workers."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.benchmark",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("benchmark", choices=BENCHMARKS, help="what to measure: resnet50")
+    parser.add_argument("--batch_sizes", type=_positive, nargs="+", default=[8, 32], metavar="N",
+                        help="examples a step, one table each (default: 8 32)")  # fmt: skip
+    parser.add_argument("--image_size", type=_positive, default=224, metavar="N",
+                        help="height and width of the images (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--repeats", type=_positive, default=5, metavar="N",
+                        help="steps of each contender that count (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--lax", action="store_true", help="measure jaxdl with XLA's own convolution too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single figure there")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        work(Job(**json.loads(arguments.worker)))
+    # Ends the workers, as Ctrl-C does, before this process ends.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        benchmark(arguments)
+    except JaxdlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(EXIT_STOPPED)
+    sys.exit()
+
+
+def benchmark(arguments: argparse.Namespace) -> None:
+    """Measures each batch size in turn, with fresh processes, and prints a table for each.
+
+    Args:
+        arguments: those of the command line.
+
+    Raises:
+        ConfigError: something is missing for the whole of it.
+        JaxdlError: a worker died.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError("PyTorch is not installed, so there is nothing to measure against: "
+                          "install the extra `bench`, as by pip install -e '.[bench]'.")  # fmt: skip
+    if arguments.image_size < 32:
+        raise ConfigError(
+            f"--image_size {arguments.image_size} is too small for this network: take 32 or more."
+        )
+    path: Path | None = arguments.json
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise ConfigError(f"--json {path} cannot be written: name a file in a directory that exists.")
+    contenders = [PYTORCH, PYTORCH_TUNED, JAXDL] + [JAXDL_LAX] * arguments.lax
+    threads = cores()
+    report = {
+        "benchmark": arguments.benchmark,
+        "image_size": arguments.image_size,
+        "repeats": arguments.repeats,
+        "cpu": cpu_model(),
+        "threads": threads,
+        "platform": platform.platform(),
+        "versions": versions(),
+        "results": [],
+    }
+    size, found = arguments.image_size, ", ".join(f"{name} {text}" for name, text in versions().items())
+    print(f"{arguments.benchmark}, {size}x{size}, float32, {threads} threads of {cpu_model()}; {found}")
+    for batch_size in arguments.batch_sizes:
+        jobs = [
+            Job(arguments.benchmark, name, batch_size, arguments.image_size, threads) for name in contenders
+        ]
+        measured = measure(jobs, arguments.repeats)
+        report["results"].append({"batch_size": batch_size, "contenders": measured})
+        print(f"\nbatch {batch_size}\n" + table(measured), flush=True)
+        if path is not None:
+            path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def measure(jobs: list[Job], repeats: int) -> dict[str, dict[str, Any]]:
+    """Lets the contenders take turns.
+
+    Args:
+        jobs: one a contender.
+        repeats: rounds.
+
+    Returns:
+        For each contender `seconds` of every step, `images_per_second` (of the median step) and what its
+        worker tells: see `work`.
+    """
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for job in jobs:
+            say(f"batch {job.batch_size}: {job.contender}: building, compiling, warming up ...")
+            began = time.monotonic()
+            worker = stack.enter_context(Worker(job))
+            worker.ask("start")
+            workers.append(worker)
+            say(f"batch {job.batch_size}: {job.contender}: ready after {time.monotonic() - began:.0f} s")
+        seconds: dict[str, list[float]] = {job.contender: [] for job in jobs}
+        for turn in range(repeats):
+            for worker in workers:
+                seconds[worker.job.contender].append(worker.ask("step")["seconds"])
+            rates = (f"{name} {jobs[0].batch_size / each[-1]:.2f}" for name, each in seconds.items())
+            say(f"batch {jobs[0].batch_size}: round {turn + 1}/{repeats}, images/s: {'; '.join(rates)}")
+        return {
+            worker.job.contender: {
+                "images_per_second": worker.job.batch_size / statistics.median(seconds[worker.job.contender]),
+                "seconds": seconds[worker.job.contender],
+                **worker.ask("report"),
+            }
+            for worker in workers
+        }
+
+
+class Worker:
+    """A contender in a process of its own; leaving the `with` block ends it.
+
+    It answers each line on its standard input with a line of JSON, and ends by itself with its input, should
+    this process be killed.
+
+    Attributes:
+        job: what it measures.
+    """
+
+    job: Job
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed in __exit__
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "experiments.benchmark",
+                job.benchmark,
+                "--worker",
+                json.dumps(asdict(job)),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=worker_environment(),
+            start_new_session=True,  # Ctrl-C comes to this process only, which ends the others
+        )
+
+    def ask(self, request: str) -> dict[str, Any]:
+        """Sends a line and returns the answer.
+
+        Raises:
+            JaxdlError: the worker died.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(request + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            raise JaxdlError(self._obituary())
+        values: dict[str, Any] = json.loads(answer)
+        return values
+
+    def _obituary(self) -> str:
+        code = self._process.wait()
+        text = f"{self.job.contender} at batch {self.job.batch_size} ended before its time "
+        if code == -signal.SIGKILL:
+            text += "by SIGKILL, most likely because the memory is used up: try smaller --batch_sizes"
+        else:
+            text += f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        self._errors.seek(0)
+        tail = self._errors.read().strip().splitlines()[-15:]
+        return "\n".join(
+            [text + (". The last that it said:" if tail else "."), *(f"  {line}" for line in tail)]
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._errors):
+            with contextlib.suppress(BrokenPipeError):
+                if pipe is not None:
+                    pipe.close()
+
+
+def worker_environment() -> dict[str, str]:
+    """One CPU device, all cores and only those allocator settings that a worker chooses itself."""
+    foreign = ("GLIBC_TUNABLES", "JAXDL_RESTARTED", "NPROC", "OMP_NUM_THREADS", "XLA_FLAGS")
+    inherited = {name: value for name, value in os.environ.items() if name not in foreign}
+    return inherited | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+
+
+def work(job: Job) -> NoReturn:
+    """Is a worker: builds its network and answers requests until its input ends.
+
+    `start` builds and warms up; `step` answers with the `seconds` of one step; `report` with
+    `peak_memory_mib` of the process, `parameters`, the last step's `loss`, `compile_seconds` and whether the
+    program was `cached` (both None for PyTorch), and the `tunables` of the allocator.
+    """
+    if job.contender != PYTORCH:
+        environment.prepare("tuned")
+    # What libraries print must not come between the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    step: Step | None = None
+    facts: dict[str, Any] = {}
+    for line in sys.stdin:
+        answer: dict[str, Any] = {}
+        if line == "start\n":
+            step, facts = (pytorch_step if job.contender in (PYTORCH, PYTORCH_TUNED) else jaxdl_step)(job)
+            for _ in range(job.warmup):
+                facts["loss"] = step()
+        elif line == "step\n":
+            assert step is not None
+            began = time.perf_counter()
+            facts["loss"] = step()
+            answer = {"seconds": time.perf_counter() - began}
+        else:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            mebibyte = (
+                2**20 if sys.platform == "darwin" else 2**10
+            )  # counted in bytes there, in KiB elsewhere
+            answer = {
+                **facts,
+                "peak_memory_mib": peak / mebibyte,
+                "tunables": os.environ.get("GLIBC_TUNABLES", ""),
+            }
+        print(json.dumps(answer), file=answers, flush=True)
+    sys.exit()
+
+
+def jaxdl_step(job: Job) -> tuple[Step, dict[str, Any]]:
+    """Compiles the step that `experiments.resnet50` would train with."""
+    import jax
+    import numpy as np
+
+    from jaxdl import models
+    from jaxdl.config import Config, DataConfig, OptimizerConfig, ParallelConfig, TrainConfig
+    from jaxdl.data.types import IMAGENET_MEAN, IMAGENET_STD
+    from jaxdl.train.program import prepare
+    from jaxdl.train.task import Classification
+
+    environment.compilation_cache()
+    config = Config(
+        data=DataConfig(name="synthetic", batch_size=job.batch_size, image_size=job.image_size),
+        optimizer=OptimizerConfig(
+            learning_rate=LEARNING_RATE,
+            momentum=MOMENTUM,
+            weight_decay=WEIGHT_DECAY,
+            schedule="constant",
+            warmup_epochs=0,
+        ),
+        parallel=ParallelConfig(data=1),
+        train=TrainConfig(steps=1),
+    )
+    model = models.build(
+        job.benchmark,
+        num_classes=CLASSES,
+        stem="imagenet",
+        convolution="lax" if job.contender == JAXDL_LAX else "auto",
+    )
+    task = Classification(model, job.image_size, IMAGENET_MEAN, IMAGENET_STD)
+    program = prepare(config, task, job.batch_size)
+    rng = np.random.default_rng(0)
+    shape = (job.batch_size, job.image_size, job.image_size, 3)
+    examples: dict[str, np.ndarray] = {
+        "image": rng.integers(256, size=shape, dtype=np.uint8),
+        "label": rng.integers(CLASSES, size=job.batch_size, dtype=np.int32),
+    }
+    events: list[str] = []
+    jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
+    began = time.perf_counter()
+    train_step = program.plan.compile_train(program.train_step, program.state, examples)
+    compile_seconds = time.perf_counter() - began
+    cached = "/jax/compilation_cache/cache_hits" in events
+    batch = program.plan.put(examples)
+    state = program.plan.compile_init(program.init)()
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(program.state.params))
+
+    def step() -> float:
+        nonlocal state
+        state, metrics = jax.block_until_ready(train_step(state, batch))
+        return float(metrics["loss"])
+
+    return step, {"parameters": parameters, "compile_seconds": compile_seconds, "cached": cached}
+
+
+def pytorch_step(job: Job) -> tuple[Step, dict[str, Any]]:
+    """Builds the same in PyTorch, with the memory layout that is fastest on CPUs."""
+    import torch
+
+    torch.manual_seed(0)
+    torch.set_num_threads(job.threads)
+    model = torch_resnet50().to(memory_format=torch.channels_last).train()
+    images = torch.randn(job.batch_size, 3, job.image_size, job.image_size)
+    images = images.to(memory_format=torch.channels_last)
+    labels = torch.randint(CLASSES, (job.batch_size,))
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=LEARNING_RATE * job.batch_size / 256,
+        momentum=MOMENTUM,
+        weight_decay=WEIGHT_DECAY,
+    )
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        return float(loss.item())
+
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return step, {"parameters": parameters, "compile_seconds": None, "cached": None}
+
+
+def torch_resnet50() -> Any:
+    """ResNet-50 version 1.5 as a `torch.nn.Module`."""
+    from torch import nn
+
+    def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[Any]:
+        layer = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+        nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+        return [layer, nn.BatchNorm2d(outputs)]
+
+    class Block(nn.Module):  # type: ignore[misc]
+        def __init__(self, inputs: int, features: int, stride: int) -> None:
+            super().__init__()
+            outputs = 4 * features
+            self.body = nn.Sequential(
+                *convolution(inputs, features, 1),
+                nn.ReLU(inplace=True),
+                *convolution(features, features, 3, stride),
+                nn.ReLU(inplace=True),
+                *convolution(features, outputs, 1),
+            )
+            same = stride == 1 and inputs == outputs
+            self.shortcut = nn.Sequential(*([] if same else convolution(inputs, outputs, 1, stride)))
+            self.relu = nn.ReLU(inplace=True)
+
+        def forward(self, x: Any) -> Any:
+            return self.relu(self.body(x) + self.shortcut(x))
+
+    layers = [*convolution(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    channels = 64
+    for stage, size in enumerate((3, 4, 6, 3)):
+        features = 64 * 2**stage
+        for i in range(size):
+            layers.append(Block(channels, features, 2 if stage > 0 and i == 0 else 1))
+            channels = 4 * features
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES))
+
+
+def table(measured: dict[str, dict[str, Any]]) -> str:
+    """Lays one batch size's figures out as text."""
+    lines = [["", "images/s", "x pytorch", "x same alloc.", "min-max", "peak MiB", "compile s"]]
+    for name, values in measured.items():
+        rate, compiled = values["images_per_second"], values["compile_seconds"]
+        # Every step is of the same number of images, and the fastest step is the highest rate.
+        images = rate * statistics.median(values["seconds"])
+        lines.append(
+            [
+                name,
+                f"{rate:.2f}",
+                f"{rate / measured[PYTORCH]['images_per_second']:.2f}",
+                f"{rate / measured[PYTORCH_TUNED]['images_per_second']:.2f}",
+                f"{images / max(values['seconds']):.2f}-{images / min(values['seconds']):.2f}",
+                f"{values['peak_memory_mib']:,.0f}",
+                "-" if compiled is None else f"{compiled:.1f}{' (cached)' if values['cached'] else ''}",
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = "\n".join(_row(line, widths) for line in lines)
+    if any(values["cached"] is False for values in measured.values()):
+        text += "\nThe peak memory of what was compiled anew may be the compiler's: run again."
+    return text
+
+
+def _row(cells: list[str], widths: list[int]) -> str:
+    padded: Iterable[str] = (f"{cell:>{width}}" for cell, width in zip(cells[1:], widths[1:], strict=True))
+    return "  ".join([cells[0].ljust(widths[0]), *padded])
+
+
+def versions() -> dict[str, str]:
+    """Versions of what is compared."""
+    packages = ("torch", "jax", "jaxlib", "flax", "optax", "numpy", "jaxdl")
+    found = {}
+    for name in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found | {"python": platform.python_version()}
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_model() -> str:
+    """Name of the processor."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def say(text: str) -> None:
+    """Tells how far it is; the results go to the standard output."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+if __name__ == "__main__":
+    main()
