@@ -46,8 +46,12 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--policies", nargs="+", default=["fp32", "bf16", "fp16", "bf16_full", "O3"],
-                        help="policies to compare; speed-ups are relative to the first (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        default=["fp32", "bf16", "fp16", "bf16_full", "O3"],
+        help="policies to compare; speed-ups are relative to the first (default: %(default)s)",
+    )
     parser.add_argument("--workdir", type=Path, help="a new directory (default: runs/mixed_precision-<time>)")
     arguments, options = parser.parse_known_args()
     try:
