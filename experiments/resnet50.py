@@ -1,5 +1,6 @@
 """Trains a residual network on images: `python -m experiments.resnet50 --help`."""
 
+import os.path
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,7 @@ def initial_values(config: Config, task: "Classification") -> Any:
     from jaxdl.models.torch_weights import load_torch_weights
 
     shapes = jax.eval_shape(lambda: task.init(jax.random.key(0)))
-    return load_torch_weights(Path(config.model.weights).expanduser(), shapes)
+    return load_torch_weights(Path(os.path.expanduser(config.model.weights))  # noqa: PTH111 - leaves an unknown ~user, shapes)
 
 
 if __name__ == "__main__":

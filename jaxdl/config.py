@@ -28,7 +28,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def _positive_number(text: str) -> bool:
     try:
-        return 0 < float(text) < float("inf")
+        return 1e-37 < float(text) < 1e38  # what float32 holds with a margin
     except ValueError:
         return False
 
@@ -234,6 +234,7 @@ class PrecisionConfig:
         problems = []
         parts = dict(part.partition("=")[::2] for part in self.policy.split(","))
         custom = parts.keys() <= {"params", "compute", "output"} and set(parts.values()) <= set(DTYPES)
+        custom = custom and len(parts) == self.policy.count(",") + 1
         if self.policy not in POLICY_NAMES and not custom:
             problems.append(
                 f"precision.policy {self.policy!r} is not one of {', '.join(POLICY_NAMES)}, nor a list of "
@@ -241,7 +242,8 @@ class PrecisionConfig:
             )
         if self.loss_scale not in ("auto", "none", "dynamic") and not _positive_number(self.loss_scale):
             problems.append(
-                f"precision.loss_scale {self.loss_scale!r} is not auto, none, dynamic or a number above 0"
+                f"precision.loss_scale {self.loss_scale!r} is not auto, none, dynamic or a number above 0 "
+                "that float32 holds"
             )
         if not self.scale_minimum <= self.scale_start <= self.scale_maximum:
             problems.append(
@@ -283,7 +285,7 @@ class MemoryConfig:
 class TrainConfig:
     """The loop."""
 
-    steps: Positive | None = None
+    steps: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     """Updates to make; give this or `epochs`."""
 
     epochs: Annotated[float, Field(gt=0)] | None = None

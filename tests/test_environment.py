@@ -76,7 +76,7 @@ def test_tunables_of_the_user_are_kept(tmp_path):
     assert starts == 2
     tunables = answer["GLIBC_TUNABLES"].split(":")
     assert {*given.split(":"), "glibc.malloc.hugetlb=1"} <= set(tunables)
-    assert len(tunables) == len(environment.TUNABLES) + 2
+    assert len(tunables) == len(environment.TUNABLES) + 1
 
 
 def test_nothing_to_do_where_the_tunables_are_set_already(tmp_path):

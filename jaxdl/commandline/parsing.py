@@ -120,6 +120,8 @@ def parse(
 
 def _print(text: str) -> None:
     """Print, and be content when the reader has gone (`--help | head`)."""
+    if sys.stdout is None:  # closed by the caller
+        return
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

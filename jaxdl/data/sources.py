@@ -5,8 +5,10 @@ from collections.abc import Callable
 from jaxdl.config import DataConfig
 from jaxdl.data.arrays import open_digits, open_fashion_mnist, open_synthetic
 from jaxdl.data.folder import open_image_folder
+from jaxdl.data.images import printable
 from jaxdl.data.records import open_tfds
 from jaxdl.data.types import Source, Split
+from jaxdl.errors import DataError
 
 SOURCES: dict[str, Callable[[DataConfig, Split], Source]] = {
     "digits": open_digits,
@@ -31,4 +33,7 @@ def open_source(config: DataConfig, split: Split) -> Source:
         ConfigError: there is no such TFDS split.
         DataError: the data is missing or is not what it claims to be.
     """
-    return SOURCES[config.name](config, split)
+    try:
+        return SOURCES[config.name](config, split)
+    except (OSError, RuntimeError) as error:  # an impossible path: too long, no such user, not permitted
+        raise DataError(f"data.dir {config.dir}: {printable(str(error))}") from error

@@ -1,6 +1,7 @@
 """Named axes over the devices at hand."""
 
 import math
+import os
 
 import jax
 from jax.sharding import AxisType, Mesh
@@ -27,7 +28,15 @@ def make_mesh(config: ParallelConfig, *, batch_size: int, accumulate: int) -> Me
         ConfigError: more devices are asked for than there are, or they do not
             divide the batch.
     """
-    devices = jax.devices()
+    try:
+        devices = jax.devices()
+    # JAX has no error of its own for a platform that cannot be started.
+    except (RuntimeError, AssertionError, ValueError) as error:
+        asked = os.environ.get("JAX_PLATFORMS", "any platform")
+        raise ConfigError(
+            f"JAX cannot start {asked} ({str(error) or 'its plugin or driver is missing'}): check "
+            "JAX_PLATFORMS, and that the extra for this accelerator is installed (.[cuda12] or .[tpu])."
+        ) from error
     size = len(devices) if config.data == -1 else config.data
     if size > len(devices):
         raise ConfigError(

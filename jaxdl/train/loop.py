@@ -8,6 +8,7 @@ resume, so that an interrupted run writes the lines of an uninterrupted one.
 """
 
 import contextlib
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from jaxdl.commandline import run_yaml
 from jaxdl.config import Config
 from jaxdl.data.loader import eval_batches, train_batches
 from jaxdl.data.types import Source
-from jaxdl.errors import EXIT_STOPPED, DataError, DivergedError
+from jaxdl.errors import EXIT_STOPPED, ConfigError, DataError, DivergedError
 from jaxdl.optim.masks import leaf_names
 from jaxdl.precision import parse_policy
 from jaxdl.profiling.trace import trace_window
@@ -98,6 +99,11 @@ def train(
         if restored is not None:
             state, step, record = restored.state, restored.step, restored.record
             progress.say(f"going on after update {step}")
+            if step > program.updates:
+                raise ConfigError(
+                    f"train.steps, train.epochs: the run has made {step} updates already, and "
+                    f"{program.updates} are asked for; take at least {step}."
+                )
         else:
             state, step, record = plan.compile_init(program.init)(), 0, {}
             if initial is not None:
@@ -108,10 +114,11 @@ def train(
         batches = stack.enter_context(
             contextlib.closing(train_batches(train_source, config.data, seed=config.seed, start=step))
         )
-        batch = next(batches)
+        # No batch is read that is not trained on: a bad example beyond the end must not stop the run.
+        first = list(itertools.islice(batches, 1)) if step < program.updates else []
         progress.say("compiling ...")
         began = time.monotonic()
-        train_step = plan.compile_train(program.train_step, program.state, batch)
+        train_step = plan.compile_train(program.train_step, program.state, first[0]) if first else None
         eval_step = plan.compile_eval(program.eval_step, program.state.evaluated, next(iter(evaluation)))
         compile_seconds = time.monotonic() - began
         progress.say(f"compiled in {compile_seconds:.1f} s")
@@ -168,25 +175,29 @@ def train(
         evaluate_if_due()
         save_if_due()
         try:
-            while step < program.updates and not stop:
+            while train_step is not None and step < program.updates and not stop:
+                with reporter.waiting_for_input():
+                    batch = first.pop() if first else next(batches)
                 trace(step)
                 state, metrics = train_step(state, plan.put(batch))
                 step += 1
                 in_flight.add(step, metrics)
-                with reporter.waiting_for_input():
-                    batch = next(batches)
                 if step % config.train.log_every == 0 or step == program.updates:
                     in_flight.settle()
                     reporter.training_line()
                 evaluate_if_due()
                 save_if_due()
+            if step == program.updates and int(state.step) == 0:
+                raise DivergedError("no update was finite, so nothing was learnt; see skipped_updates.")
         except DivergedError:
             reporter.training_line()
+            reporter.summarize("diverged")
             raise
         except DataError:
             # The updates so far are sound; once the data is mended, --resume true goes on from them.
             save()
             checkpoints.close()
+            reporter.summarize("stopped by unreadable data")
             raise
         if stop:
             save()

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import resource
 import statistics
 import sys
@@ -44,7 +45,7 @@ class Progress:
     """Messages to a person: one live line on a terminal, plain lines elsewhere."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self.stream = stream or sys.stderr
+        self.stream = stream or sys.stderr or Path(os.devnull).open("w")
         self.live = self.stream.isatty()
         self._shown = 0.0
 

@@ -233,3 +233,19 @@ def test_a_full_disk_ends_the_run_with_the_former_checkpoint_intact(tmp_path):
     assert result.returncode == 5, result.stderr
     assert "Traceback" not in result.stderr
     assert "checkpoint" in result.stderr
+
+
+def test_a_run_cannot_be_resumed_to_a_length_it_has_passed(finished):
+    workdir, _ = finished
+    refused = run("--workdir", workdir, "--resume", "true", "--train.steps", "4")
+    assert refused.returncode == 2
+    assert "take at least 6" in refused.stderr
+
+
+def test_evaluation_does_not_depend_on_the_batch_it_is_cut_into(finished, tmp_path):
+    reference, _ = finished
+    for size in (7, 64):
+        workdir = tmp_path / str(size)
+        done = run("--config", TEST, "--workdir", workdir, "--data.eval_batch_size", size)
+        assert done.returncode == 0, done.stderr
+        assert lines(workdir) == lines(reference)
