@@ -63,7 +63,8 @@ def initial_values(config: Config, task: "Classification") -> Any:
     from jaxdl.models.torch_weights import load_torch_weights
 
     shapes = jax.eval_shape(lambda: task.init(jax.random.key(0)))
-    return load_torch_weights(Path(os.path.expanduser(config.model.weights))  # noqa: PTH111 - leaves an unknown ~user, shapes)
+    path = os.path.expanduser(config.model.weights)  # noqa: PTH111 - leaves a ~user that does not exist
+    return load_torch_weights(Path(path), shapes)
 
 
 if __name__ == "__main__":

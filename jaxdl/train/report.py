@@ -45,7 +45,7 @@ class Progress:
     """Messages to a person: one live line on a terminal, plain lines elsewhere."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self.stream = stream or sys.stderr or Path(os.devnull).open("w")
+        self.stream = stream or sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
         self.live = self.stream.isatty()
         self._shown = 0.0
 
