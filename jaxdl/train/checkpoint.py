@@ -31,6 +31,7 @@ import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
 from jaxdl.errors import CheckpointError
+from jaxdl.optim.masks import path_name
 from jaxdl.train import manifests
 from jaxdl.train.rundir import free_bytes, reason, sync_directory
 
@@ -324,7 +325,7 @@ def _finite(score: float | None) -> float | None:
 def _by_path(tree: Any) -> dict[str, Any]:
     """The leaves of a pytree by their path, in the order of the pytree."""
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in flat}
+    leaves = {path_name(path): leaf for path, leaf in flat}
     if len(leaves) != len(flat):
         raise ValueError("two leaves of the state have the same path")
     return leaves

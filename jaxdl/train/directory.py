@@ -40,7 +40,8 @@ def open_directory(config: Config, experiment: str) -> tuple[Path, list[str]]:
 
     Returns:
         The directory, locked for this process, and a line for each key that
-        differs from the earlier attempt.
+        differs from the earlier attempt. The stored configuration is still that
+        one's: the caller replaces it once nothing stands against the new one.
 
     Raises:
         ConfigError: the directory is taken, or a key was changed that must not be.
@@ -62,6 +63,4 @@ def open_directory(config: Config, experiment: str) -> tuple[Path, list[str]]:
             f"{workdir} cannot be resumed with other values of what defines it: {listed}. "
             "Leave them as they were, or start a new run in another --workdir."
         )
-    if changes:
-        rundir.replace_file(workdir / STORED, text.encode())
     return workdir, [f"{key}: {old} -> {new}" for key, old, new in changes]

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdl.commandline import run_yaml
+from jaxdl.commandline import STORED, run_yaml
 from jaxdl.config import Config
 from jaxdl.data.loader import eval_batches, train_batches
 from jaxdl.data.types import Source
@@ -26,6 +26,7 @@ from jaxdl.errors import EXIT_STOPPED, ConfigError, DataError, DivergedError
 from jaxdl.optim.masks import leaf_names
 from jaxdl.precision import parse_policy
 from jaxdl.profiling.trace import trace_window
+from jaxdl.train import rundir
 from jaxdl.train.checkpoint import Checkpointer
 from jaxdl.train.directory import open_directory
 from jaxdl.train.evaluate import evaluate
@@ -111,6 +112,9 @@ def train(
                 ema = None if state.ema is None else put_over(state.ema, initial)
                 state = replace(state, params=params, model_state=model_state, ema=ema)
 
+        if changes:
+            rundir.replace_file(directory / STORED, run_yaml(config).encode())
+
         batches = stack.enter_context(
             contextlib.closing(train_batches(train_source, config.data, seed=config.seed, start=step))
         )
@@ -187,8 +191,6 @@ def train(
                     reporter.training_line()
                 evaluate_if_due()
                 save_if_due()
-            if step == program.updates and int(state.step) == 0:
-                raise DivergedError("no update was finite, so nothing was learnt; see skipped_updates.")
         except DivergedError:
             reporter.training_line()
             reporter.summarize("diverged")
@@ -202,6 +204,9 @@ def train(
         if stop:
             save()
         checkpoints.close()
+        if step == program.updates and int(state.step) == 0:
+            reporter.summarize("diverged")
+            raise DivergedError("no update was finite, so nothing was learnt; see skipped_updates.")
         done = step == program.updates and step in reporter.scores
         reporter.summarize(
             "done" if done else "stopped",

@@ -25,14 +25,16 @@ def command(*flags: object, experiment: str = "resnet50") -> list[str]:
     return [sys.executable, "-m", f"experiments.{experiment}", *map(str, flags)]
 
 
-def run(*flags: object, devices: int = 1, **options: Any) -> subprocess.CompletedProcess[str]:
+def run(
+    *flags: object, devices: int = 1, experiment: str = "resnet50", **options: Any
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*flags),
+        command(*flags, experiment=experiment),
         cwd=ROOT,
         env=environment(devices),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
         **options,
     )

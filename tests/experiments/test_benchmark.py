@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,20 +16,12 @@ from experiments import benchmark
 from jaxdl.errors import JaxdlError
 from tests.conftest import ROOT
 from tests.experiments.processes import command, environment
+from tests.experiments.processes import run as run_experiment
 
 SMALL = ("resnet50", "--batch_sizes", 2, "--image_size", 32, "--repeats", 2)
 
 
-def run(*flags):
-    return subprocess.run(
-        command(*flags, experiment="benchmark"),
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+run = partial(run_experiment, experiment="benchmark")
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """The finders as their users meet them."""
 
 import json
-import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -11,22 +11,12 @@ from jaxdl import commandline
 from jaxdl.errors import ConfigError
 from jaxdl.planning.batch_size import Need, Plan, Trial
 from jaxdl.planning.isolated import Killed
-from tests.conftest import ROOT
-from tests.experiments.processes import command, environment
+from tests.experiments.processes import run as run_experiment
 
 TEST = "configs/resnet50/test.yaml"
 
 
-def run(*flags):
-    return subprocess.run(
-        command(*flags, experiment="find"),
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+run = partial(run_experiment, experiment="find")
 
 
 @pytest.mark.parametrize(

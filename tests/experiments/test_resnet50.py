@@ -237,8 +237,10 @@ def test_a_full_disk_ends_the_run_with_the_former_checkpoint_intact(tmp_path):
 
 def test_a_run_cannot_be_resumed_to_a_length_it_has_passed(finished):
     workdir, _ = finished
+    stored = (workdir / "config.yaml").read_bytes()
     refused = run("--workdir", workdir, "--resume", "true", "--train.steps", "4")
     assert refused.returncode == 2
+    assert (workdir / "config.yaml").read_bytes() == stored
     assert "take at least 6" in refused.stderr
 
 
