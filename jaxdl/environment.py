@@ -19,6 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Literal
 
+from jaxdl.errors import ConfigError
+
 _log = logging.getLogger(__name__)
 
 # XLA:CPU allocates and frees every activation in every step. By default glibc maps and unmaps each large
@@ -51,6 +53,9 @@ def prepare(allocator: Literal["tuned", "default"]) -> None:
     working directory) with `TUNABLES` in the environment, since glibc reads them only at the start of a
     process. It does so at most once, and only where it pays: on Linux with glibc, when jax will compute on
     the CPU. It costs the start-up of Python once more and keeps the process at its peak memory until it ends.
+
+    Raises:
+        ConfigError: `JAX_NUM_CPU_DEVICES` is no number of devices; jax could not even be imported.
     """
     _provide_threads()
     if _computes_on_cpu():
@@ -100,8 +105,12 @@ def _set_cache(directory: str | None) -> None:
 def _provide_threads() -> None:
     """Raises NPROC, by which XLA:CPU sizes its thread pool, to twice the number of simulated devices."""
     flag = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    text = os.environ.get("JAX_NUM_CPU_DEVICES") or (flag[-1] if flag else "1")
-    devices = int(text) if text.isdecimal() else 1  # jax reports a value that is no number
+    asked = os.environ.get("JAX_NUM_CPU_DEVICES")
+    if asked is not None and not (asked.isdecimal() and int(asked)):
+        raise ConfigError(
+            f"JAX_NUM_CPU_DEVICES: {asked!r} is not a whole number of at least 1; unset it for one."
+        )
+    devices = int(asked or (flag[-1] if flag else "1"))
     if devices >= 2:
         given = os.environ.get("NPROC", "")
         threads = int(given) if given.isdecimal() else len(os.sched_getaffinity(0))

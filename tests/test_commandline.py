@@ -263,6 +263,10 @@ def test_config_diff() -> None:
         ("--train.epochs 3", "exclude each other: give only one (set by --train.steps and --train.epochs)"),
         ("--train.steps null", "set train.steps or train.epochs"),
         ("--memory.accumulate 3", "take 255 or 258 (set by --memory.accumulate)"),
+        ("--precision.loss_scale 1e39", "precision.loss_scale '1e39' is not auto, none, dynamic or a number"),
+        ("--precision.policy params=float32,params=float16", "precision.policy 'params=float32,p"),
+        ("--train.steps 1000000000000", "'1000000000000' is not a whole number of at least 1 and below"),
+        ("--train.steps 1e12", "1000000000000 is not a whole number of at least 1 and below 2147483648"),
     ],
 )  # fmt: skip
 def test_bad_flags(argv: str, message: str) -> None:
@@ -432,6 +436,18 @@ def test_text_beyond_ascii_needs_no_locale() -> None:
     out, err = process.communicate()
     assert (process.returncode, err) == (0, b"")
     assert out.startswith(b"dir ")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a disk that is always full")  # noqa: PTH110
+@pytest.mark.parametrize("flag", ["--help", "--print_config"])
+def test_output_that_cannot_be_written_is_reported(flag: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", SCRIPT, *STEPS, flag],
+            cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False,
+        )  # fmt: skip
+    assert ended.returncode == 5
+    assert ended.stderr == b"error: standard output cannot be written (No space left on device).\n"
 
 
 def test_help_into_a_closed_pipe_is_silent() -> None:

@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from jaxdl import environment
+from jaxdl.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = """
@@ -183,7 +184,7 @@ def test_signals_act_after_the_restart(tmp_path):
         ({"JAX_NUM_CPU_DEVICES": "8", "NPROC": "3"}, "16"),
         ({"JAX_NUM_CPU_DEVICES": "8", "NPROC": "99"}, "99"),
         ({"JAX_NUM_CPU_DEVICES": "1"}, None),
-        ({"JAX_NUM_CPU_DEVICES": "many"}, None),
+        ({}, None),
     ],
 )
 def test_simulated_devices_get_threads(monkeypatch, variables, threads):
@@ -195,6 +196,14 @@ def test_simulated_devices_get_threads(monkeypatch, variables, threads):
         monkeypatch.setenv(name, value)
     environment.prepare("default")
     assert os.environ.get("NPROC") == threads
+
+
+@pytest.mark.parametrize("text", ["many", "", "0", "-2", "1.5"])
+def test_a_number_of_devices_that_is_none_is_refused(monkeypatch, text):
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", text)
+    with pytest.raises(ConfigError, match=f"JAX_NUM_CPU_DEVICES: '{text}' is not"):
+        environment.prepare("default")
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from jaxdl.commandline.schema import (
     nearest,
     options,
 )
-from jaxdl.errors import ConfigError
+from jaxdl.errors import CheckpointError, ConfigError
 
 STORED = "config.yaml"
 """Name of the configuration file in a run's directory."""
@@ -152,7 +152,11 @@ def merge(layers: Iterable[Layer]) -> Layer:
 
 
 def stored_config(merged: Layer) -> Path | None:
-    """Return the configuration file of the run to resume, if that is asked for and there is one."""
+    """Return the configuration file of the run to resume, if that is asked for and there is one.
+
+    Raises:
+        CheckpointError: the system does not let one look, so that a new run could not be made there either.
+    """
     resume, workdir = merged.get("resume"), merged.get("workdir")
     if resume is None or workdir is None or workdir.null:
         return None
@@ -161,4 +165,9 @@ def stored_config(merged: Layer) -> Path | None:
     except ValidationError:
         return None
     path = Path(str(workdir.value)) / STORED
-    return path if wanted and path.is_file() else None
+    try:
+        return path if wanted and path.is_file() else None
+    except OSError as error:
+        raise CheckpointError(
+            f"{workdir.value} cannot be used ({error.strerror}): mend that or choose another --workdir."
+        ) from None

@@ -24,7 +24,7 @@ from jaxdl.commandline.schema import (
     options,
 )
 from jaxdl.config import Config
-from jaxdl.errors import ConfigError
+from jaxdl.errors import CheckpointError, ConfigError
 
 
 def _validate(merged: Layer, problems: Sequence[str]) -> Config:
@@ -96,6 +96,8 @@ def parse(
 
     Raises:
         ConfigError: with everything that is wrong.
+        CheckpointError: the directory to resume in cannot be looked into, or what --help or --print_config
+            print cannot be written.
         SystemExit: with code 0 after --help or --print_config.
     """
     preset = default_preset
@@ -125,5 +127,8 @@ def _print(text: str) -> None:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        # What is still in the buffer would fail once more when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise CheckpointError(f"standard output cannot be written ({error.strerror}).") from None

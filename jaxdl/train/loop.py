@@ -118,15 +118,6 @@ def train(
         batches = stack.enter_context(
             contextlib.closing(train_batches(train_source, config.data, seed=config.seed, start=step))
         )
-        # No batch is read that is not trained on: a bad example beyond the end must not stop the run.
-        first = list(itertools.islice(batches, 1)) if step < program.updates else []
-        progress.say("compiling ...")
-        began = time.monotonic()
-        train_step = plan.compile_train(program.train_step, program.state, first[0]) if first else None
-        eval_step = plan.compile_eval(program.eval_step, program.state.evaluated, next(iter(evaluation)))
-        compile_seconds = time.monotonic() - began
-        progress.say(f"compiled in {compile_seconds:.1f} s")
-
         reporter = stack.enter_context(
             contextlib.closing(
                 Reporter(
@@ -175,34 +166,48 @@ def train(
             if step > 0 and (step % program.checkpoint_every == 0 or step == program.updates):
                 save()
 
-        # What the last attempt was stopped in.
-        evaluate_if_due()
-        save_if_due()
         try:
-            while train_step is not None and step < program.updates and not stop:
-                with reporter.waiting_for_input():
-                    batch = first.pop() if first else next(batches)
-                trace(step)
-                state, metrics = train_step(state, plan.put(batch))
-                step += 1
-                in_flight.add(step, metrics)
-                if step % config.train.log_every == 0 or step == program.updates:
-                    in_flight.settle()
-                    reporter.training_line()
+            try:
+                with reporter.pause():
+                    # No batch is read that is not trained on: a bad example beyond the end must stop no run.
+                    first = list(itertools.islice(batches, 1)) if step < program.updates else []
+                    example = next(iter(evaluation))
+                    progress.say("compiling ...")
+                    began = time.monotonic()
+                    train_step = (
+                        plan.compile_train(program.train_step, program.state, first[0]) if first else None
+                    )
+                    eval_step = plan.compile_eval(program.eval_step, program.state.evaluated, example)
+                    compile_seconds = time.monotonic() - began
+                    progress.say(f"compiled in {compile_seconds:.1f} s")
+                # What the last attempt was stopped in.
                 evaluate_if_due()
                 save_if_due()
+                while train_step is not None and step < program.updates and not stop:
+                    with reporter.waiting_for_input():
+                        batch = first.pop() if first else next(batches)
+                    trace(step)
+                    state, metrics = train_step(state, plan.put(batch))
+                    step += 1
+                    in_flight.add(step, metrics)
+                    if step % config.train.log_every == 0 or step == program.updates:
+                        in_flight.settle()
+                        reporter.training_line()
+                    evaluate_if_due()
+                    save_if_due()
+            except DataError:
+                # The updates so far are sound; once the data is mended, --resume true goes on from them.
+                save()
+                checkpoints.close()
+                reporter.summarize("stopped by unreadable data")
+                raise
+            if stop:
+                save()
         except DivergedError:
+            # Also one that came to light only when the updates in flight were to be saved.
             reporter.training_line()
             reporter.summarize("diverged")
             raise
-        except DataError:
-            # The updates so far are sound; once the data is mended, --resume true goes on from them.
-            save()
-            checkpoints.close()
-            reporter.summarize("stopped by unreadable data")
-            raise
-        if stop:
-            save()
         checkpoints.close()
         if step == program.updates and int(state.step) == 0:
             reporter.summarize("diverged")

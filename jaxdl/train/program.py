@@ -71,7 +71,10 @@ def prepare(config: Config, task: Task, examples: int) -> Program:
     # One of the two is set; the configuration sees to that.
     updates = config.train.steps or updates_in(config.train.epochs or 0, examples, batch_size)
     if updates >= 2**31:
-        raise ConfigError(f"train.epochs: {updates:.3g} updates are more than the step counter holds (2^31).")
+        raise ConfigError(
+            f"train.epochs: {config.train.epochs:g} epochs of {examples:,} examples by {batch_size} "
+            "are more updates than the step counter holds (2^31)."
+        )
     epoch = math.ceil(updates_per_epoch)
     if config.profile.start is not None and config.profile.start >= updates:
         raise ConfigError(

@@ -88,8 +88,13 @@ def create(workdir: Path | None, experiment: str, config_yaml: str, *, root: Pat
 
 
 def is_run(workdir: Path) -> bool:
-    """Whether a directory holds a run that `reopen` can go on with."""
-    return (workdir / CONFIG).is_file()
+    """Whether a directory holds a run that `reopen` can go on with.
+
+    Raises:
+        CheckpointError: One cannot look.
+    """
+    with _reported(workdir):
+        return (workdir / CONFIG).is_file()
 
 
 def reopen(workdir: Path) -> str:

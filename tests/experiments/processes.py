@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
+from jaxdl.train.checkpoint import Checkpointer
 from tests.conftest import CACHE, ROOT
 
 
@@ -26,18 +30,43 @@ def command(*flags: object, experiment: str = "resnet50") -> list[str]:
 
 
 def run(
-    *flags: object, devices: int = 1, experiment: str = "resnet50", **options: Any
+    *flags: object,
+    devices: int = 1,
+    experiment: str = "resnet50",
+    variables: dict[str, str] | None = None,
+    **options: Any,
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(*flags, experiment=experiment),
         cwd=ROOT,
-        env=environment(devices),
+        env=environment(devices) | (variables or {}),
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
         **options,
     )
+
+
+def parameters(workdir: Path) -> tuple[int, dict[str, bytes]]:
+    """The step of the newest checkpoint, and the bytes of everything in it."""
+    directory = workdir / "checkpoints"
+    newest = max(int(path.name) for path in directory.iterdir() if path.name.isdigit())
+    leaves = json.loads((directory / str(newest) / "manifest.json").read_text())["leaves"]
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    wanted = {
+        name: jax.ShapeDtypeStruct(tuple(leaf["shape"]), leaf["dtype"], sharding=here)
+        for name, leaf in leaves.items()
+    }
+    restored = Checkpointer(directory, keep=1).restore(wanted)
+    assert restored is not None
+    return restored.step, {name: np.asarray(leaf).tobytes() for name, leaf in restored.state.items()}
+
+
+def summary(workdir: Path) -> dict[str, Any]:
+    """How a run ended, as it says itself."""
+    values: dict[str, Any] = json.loads((workdir / "summary.json").read_text())
+    return values
 
 
 def lines(workdir: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """The flagship run as its users meet it: real processes, real signals, real files."""
 
-import json
 import os
 import random
 import signal
@@ -8,31 +7,15 @@ import struct
 import subprocess
 import time
 
-import jax
 import numpy as np
 import pytest
 import yaml
 from tensorboardX.proto.event_pb2 import Event
 
-from jaxdl.train.checkpoint import Checkpointer
 from tests.conftest import ROOT
-from tests.experiments.processes import command, environment, lines, run
+from tests.experiments.processes import command, environment, lines, parameters, run, summary
 
 TEST = "configs/resnet50/test.yaml"
-
-
-def parameters(workdir):
-    """The step of the newest checkpoint, and the bytes of everything in it."""
-    directory = workdir / "checkpoints"
-    newest = max(int(path.name) for path in directory.iterdir() if path.name.isdigit())
-    leaves = json.loads((directory / str(newest) / "manifest.json").read_text())["leaves"]
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    wanted = {
-        name: jax.ShapeDtypeStruct(tuple(leaf["shape"]), leaf["dtype"], sharding=here)
-        for name, leaf in leaves.items()
-    }
-    restored = Checkpointer(directory, keep=1).restore(wanted)
-    return restored.step, {name: np.asarray(leaf).tobytes() for name, leaf in restored.state.items()}
 
 
 def scalars(workdir, tag):
@@ -69,9 +52,8 @@ def test_a_run_leaves_what_the_contract_names(finished):
     assert [record["step"] for record in evaluations] == [3, 6]
     assert all({"loss", "accuracy", "top5", "count", "weights"} <= record.keys() for record in evaluations)
     assert {record["count"] for record in evaluations} == {360}
-    summary = json.loads((workdir / "summary.json").read_text())
-    assert summary["status"] == "done"
-    assert summary["step"] == 6
+    assert summary(workdir)["status"] == "done"
+    assert summary(workdir)["step"] == 6
     assert scalars(workdir, "train/loss") == [
         (record["step"], pytest.approx(record["loss"])) for record in training
     ]
@@ -155,7 +137,7 @@ def test_a_stopped_run_is_saved_and_goes_on(finished, tmp_path, moment):
     _, stderr = process.communicate(timeout=240)
     assert process.returncode == 75, stderr
     assert "--resume true" in stderr
-    assert json.loads((workdir / "summary.json").read_text())["status"] == "stopped"
+    assert summary(workdir)["status"] == "stopped"
     resumed = run("--workdir", workdir, "--resume", "true")
     assert resumed.returncode == 0, resumed.stderr
     assert lines(workdir) == lines(reference)
@@ -182,7 +164,11 @@ def test_an_existing_directory_is_not_touched(finished):
         (["--data.name", "image_folder", "--data.dir", "EMPTY"], 4, "EMPTY"),
         (["--data.name", "fashion_mnist", "--data.dir", "EMPTY"], 4, "EMPTY"),
         (["--optimizer.learning_rate", "1e38", "--optimizer.schedule", "constant"], 3, "first bad parameter"),
+        (["--data.name", "image_folder", "--data.dir", "~nosuchuser/x"], 4, "data.dir ~nosuchuser/x"),
+        (["--data.name", "image_folder", "--data.dir", "x" * 5000], 4, "File name too long"),
         (["--model.weights", "EMPTY/none.npz"], 5, "none.npz"),
+        (["--workdir", "x" * 5000], 5, "File name too long"),
+        (["--workdir", "x" * 5000, "--resume", "true"], 5, "File name too long"),
     ],
 )
 def test_bad_input_gets_one_paragraph_and_the_contracts_code(tmp_path, flags, code, words):
@@ -194,7 +180,25 @@ def test_bad_input_gets_one_paragraph_and_the_contracts_code(tmp_path, flags, co
     assert result.returncode == code, result.stderr
     assert words.replace("EMPTY", str(empty)) in result.stderr
     assert "Traceback" not in result.stderr
+    assert result.stderr.count("error: ") == 1
     assert workdir.exists() == (code == 3)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("JAX_PLATFORMS", "cuda", "check JAX_PLATFORMS"),
+        ("JAX_NUM_CPU_DEVICES", "abc", "JAX_NUM_CPU_DEVICES: 'abc'"),
+    ],
+)
+def test_devices_that_there_are_not_are_refused(tmp_path, variable, value, words):
+    # No device is visible to CUDA, where there is one.
+    variables = {"CUDA_VISIBLE_DEVICES": "", variable: value}
+    result = run("--config", TEST, "--workdir", tmp_path / "run", variables=variables)
+    assert result.returncode == 2, result.stderr
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_that_diverges_says_so_in_its_metrics_and_keeps_finite_checkpoints(tmp_path):
@@ -209,6 +213,37 @@ def test_a_run_that_diverges_says_so_in_its_metrics_and_keeps_finite_checkpoints
     _, values = parameters(workdir)
     params = [np.frombuffer(values[name], np.float32) for name in values if "params" in name]
     assert all(np.isfinite(leaf).all() for leaf in params)
+    assert summary(workdir)["status"] == "diverged"
+    assert summary(workdir)["step"] == last["step"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words", "updates"),
+    [([], "no update was finite", 6), (["--precision.max_skipped_updates", 3], "It is number 3 in a row", 3)],
+)
+def test_a_run_that_skips_every_update_has_failed(tmp_path, flags, words, updates):
+    """No gradient in float16 survives such a loss scale."""
+    workdir = tmp_path / "run"
+    impossible = ("--precision.policy", "fp16", "--precision.loss_scale", "1e37")
+    result = run("--config", TEST, "--workdir", workdir, *impossible, *flags)
+    assert result.returncode == 3, result.stderr
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+    assert summary(workdir)["status"] == "diverged"
+    assert lines(workdir)[-1]["step"] == summary(workdir)["step"] == updates
+    assert max(record.get("skipped_updates", 0) for record in lines(workdir)) == updates
+
+
+def test_a_run_needs_no_standard_output(finished, tmp_path):
+    reference, _ = finished
+    shell = ["sh", "-c", 'exec "$@" >&-', "sh", *command("--config", TEST, "--workdir", tmp_path / "run")]
+    done = subprocess.run(
+        shell, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert lines(tmp_path / "run") == lines(reference)
+    assert parameters(tmp_path / "run") == parameters(reference)
 
 
 def test_a_full_disk_ends_the_run_with_the_former_checkpoint_intact(tmp_path):

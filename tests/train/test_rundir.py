@@ -237,6 +237,12 @@ def test_only_a_run_can_be_reopened(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_name_that_no_disk_takes_is_reported(tmp_path):
+    for use in (rundir.is_run, rundir.reopen, lambda path: rundir.create(path, "toy", YAML)):
+        with pytest.raises(CheckpointError, match=r"File name too long.*--workdir"):
+            use(tmp_path / ("x" * 5000))
+
+
 def test_jax_is_not_needed():
     """So that a directory that cannot be used is reported before a device is touched."""
     with process("print('jax' in sys.modules, flush=True)") as other:
