@@ -43,6 +43,8 @@ def build_task(config: Config, train_source: "Source") -> "Classification":
         dtype=policy.compute,
         param_dtype=policy.params,
         convolution=config.model.convolution,
+        remat=config.memory.remat,
+        offload=config.memory.offload in ("activations", "all"),
     )
     return Classification(
         model=model,

@@ -275,10 +275,39 @@ class MemoryConfig:
     accumulate: Positive = 1
     """Micro-batches per update; their gradients are summed before one update."""
 
+    remat: str = "none"
+    """What the backward pass computes again rather than finds in memory: the same results for less memory and
+    more time. `none`; `dots` keeps the results of convolutions and of products with parameters; `blocks` the
+    input of each residual block; `full` the input of each stage of a ResNet or layer of an encoder;
+    `names:a,b` keeps the activations named, as `names:conv2,conv3`."""
+
+    offload: Literal["none", "activations", "optimizer", "all"] = "none"
+    """What is held in the host's memory rather than the accelerator's, and copied when needed: `activations`
+    are those that `remat` keeps by name (`dots` or `names:`), `optimizer` is the optimizer's state. Not on
+    CPUs, whose memory is the host's."""
+
     allocator: Literal["tuned", "default"] = "tuned"
     """CPU only. `tuned` restarts the program once at its start with malloc settings (huge pages, no returning
     of memory between steps) that make training about a quarter faster; `default` leaves the process as it
     is."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        problems = []
+        level, _, names = self.remat.partition(":")
+        listed = level == "names" and all(name.strip() for name in names.split(","))
+        if self.remat not in ("none", "dots", "blocks", "full") and not listed:
+            problems.append(
+                f"memory.remat {self.remat!r} is not none, dots, blocks, full or a list of activations, as "
+                "names:conv2,conv3"
+            )
+        if self.offload in ("activations", "all") and level not in ("dots", "names"):
+            problems.append(
+                f"memory.offload {self.offload} holds what memory.remat keeps by name: set memory.remat to "
+                f"dots or names:..., not {self.remat}"
+            )
+        _refuse(problems)
+        return self
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -15,7 +15,8 @@ from jax.typing import DTypeLike
 
 from jaxdl.errors import ConfigError
 from jaxdl.models.convolution import Formulation
-from jaxdl.models.resnet import ResNet, Stem
+from jaxdl.models.remat import Remat
+from jaxdl.models.resnet import DOTS, NORMS, ResNet, Stem
 
 __all__ = ["MODELS", "ResNet", "build", "resolve_stem"]
 
@@ -37,6 +38,8 @@ def build(
     dtype: DTypeLike = jnp.float32,
     param_dtype: DTypeLike = jnp.float32,
     convolution: Formulation = "auto",
+    remat: str = "none",
+    offload: bool = False,
 ) -> nn.Module:
     """Makes a model by name.
 
@@ -47,14 +50,22 @@ def build(
         dtype: Dtype of computation.
         param_dtype: Dtype of the parameters.
         convolution: How convolutions are computed, see `jaxdl.models.convolution`.
+        remat: What is kept for the backward pass: `none`, `dots`, `blocks`, `full` or `names:a,b`, see
+            `jaxdl.models.remat`.
+        offload: Keep what `remat` keeps by name in the host's memory.
 
     Raises:
-        ConfigError: There is no such model.
+        ConfigError: There is no such model, or it has no such activation.
     """
     if name not in MODELS:
         raise ConfigError(f"model.name: there is no model {name!r}; choose one of {', '.join(MODELS)}")
     return MODELS[name](
-        num_classes=num_classes, stem=stem, dtype=dtype, param_dtype=param_dtype, convolution=convolution
+        num_classes=num_classes,
+        stem=stem,
+        dtype=dtype,
+        param_dtype=param_dtype,
+        convolution=convolution,
+        remat=Remat.parse(remat, dots=DOTS, others=NORMS, offload=offload),
     )
 
 

@@ -1,7 +1,8 @@
 """Layers that the models are made of: convolution, batch normalisation, classifier.
 
 A layer takes `dtype` (what it computes and returns) and `param_dtype` (what its
-parameters are stored in). Every array carries logical axis names
+parameters are stored in), and tags its result with its own name
+(`jaxdl.models.remat`). Every array carries logical axis names
 (`flax.linen.with_logical_partitioning`) that a plan may map to mesh axes;
 `flax.linen.unbox` takes them off.
 """
@@ -14,6 +15,7 @@ from jax.typing import DTypeLike
 
 from jaxdl.models.convolution import Formulation, convolve
 from jaxdl.models.normalization import affine, expand, normalize_by_batch
+from jaxdl.models.remat import tag
 
 # He et al. 2015 (https://arxiv.org/abs/1502.01852) for the backward pass, as the reference ResNets use it.
 _he_normal = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
@@ -49,13 +51,14 @@ class Conv(nn.Module):
             (self.kernel_size, self.kernel_size, x.shape[-1], self.features),
             self.param_dtype,
         )
-        return convolve(
+        y = convolve(
             x.astype(self.dtype),
             kernel.astype(self.dtype),
             strides=self.strides,
             padding=self.kernel_size // 2 if self.padding is None else self.padding,
             formulation=self.formulation,
         )
+        return tag(y, self.name)
 
 
 class BatchNorm(nn.Module):
@@ -107,12 +110,12 @@ class BatchNorm(nn.Module):
         x = x.astype(self.dtype)
         if not train:
             factor = scale * jax.lax.rsqrt(running_var.value + self.epsilon)
-            return affine(x, running_mean.value, factor, bias, residual, self.rectify)
+            return tag(affine(x, running_mean.value, factor, bias, residual, self.rectify), self.name)
         y, mean, var = normalize_by_batch(x, scale, bias, residual, self.epsilon, self.rectify)
         if not self.is_initializing():
             running_mean.value = self.momentum * running_mean.value + (1 - self.momentum) * mean
             running_var.value = self.momentum * running_var.value + (1 - self.momentum) * var
-        return y
+        return tag(y, self.name)
 
 
 class Classifier(nn.Module):

@@ -6,6 +6,7 @@ torchvision's, so its weights fit (`jaxdl.models.torch_weights`).
 """
 
 # mypy: allow-subclassing-any, allow-untyped-decorators
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -17,8 +18,14 @@ from jax.typing import DTypeLike
 from jaxdl.models.convolution import Formulation
 from jaxdl.models.layers import BatchNorm, Classifier, Conv
 from jaxdl.models.pooling import max_pool
+from jaxdl.models.remat import Remat
 
 Stem = Literal["imagenet", "small"]
+
+DOTS = ("conv", "conv1", "conv2", "conv3", "conv_shortcut")
+"""Names of the convolutions' results, see `jaxdl.models.remat`."""
+NORMS = ("norm", "norm1", "norm2", "norm3", "norm_shortcut")
+"""Names of the normalisations' results."""
 
 
 class ResNet(nn.Module):
@@ -38,6 +45,7 @@ class ResNet(nn.Module):
         dtype: Dtype of computation; statistics, means and logits are float32 all the same.
         param_dtype: Dtype of the parameters.
         convolution: How convolutions are computed, see `jaxdl.models.convolution`.
+        remat: What is kept for the backward pass; the stem counts as a block and as a stage.
     """
 
     stage_sizes: tuple[int, ...]
@@ -48,6 +56,7 @@ class ResNet(nn.Module):
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
     convolution: Formulation = "auto"
+    remat: Remat = Remat()
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -57,11 +66,18 @@ class ResNet(nn.Module):
             x: Images of any float dtype.
             train: Normalise by the batch's statistics and update `batch_stats`.
         """
+
+        def run(parent: nn.Module, x: jax.Array, stage: int, train: bool) -> jax.Array:
+            for block in self._stages()[stage]:
+                x = block(parent=parent)(x, train)
+            return x
+
+        if self.remat.level == "full":
+            run = nn.remat(run, policy=self.remat.policy, static_argnums=(2, 3))
         x = x.astype(self.dtype)
-        *body, head = self.layers()
-        for layer in body:
-            x = layer(x, train)
-        logits: jax.Array = head(x)
+        for stage in range(len(self.stage_sizes) + 1):
+            x = run(self, x, stage, train)
+        logits: jax.Array = self._head()(x)
         return logits
 
     @nn.nowrap
@@ -71,16 +87,38 @@ class ResNet(nn.Module):
         Outside of `apply` these are free modules, and `variables[collection][layer.name]` is what each takes:
         all that it needs to cut the chain into pipeline stages.
         """
-        types: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        convolution = {"convolution": self.convolution, **types}
-        layers: list[nn.Module] = [_Stem(self.width, self.stem, name="stem", **convolution)]
-        block = BottleneckBlock if self.bottleneck else BasicBlock
+        return [block() for stage in self._stages() for block in stage] + [self._head()]
+
+    @nn.nowrap
+    def _stages(self) -> list[list[Callable[..., nn.Module]]]:
+        """What makes each block: the stem's, then each stage's."""
+        settings: dict[str, Any] = {"convolution": self.convolution, **self._types()}
+        block, stem = BottleneckBlock if self.bottleneck else BasicBlock, _Stem
+        if self.remat.level != "none":
+            block, stem = (
+                nn.remat(kind, policy=self.remat.policy, static_argnums=(2,)) for kind in (block, stem)
+            )
+        stages: list[list[Callable[..., nn.Module]]] = [
+            [partial(stem, self.width, self.stem, name="stem", **settings)]
+        ]
         for stage, size in enumerate(self.stage_sizes):
-            for i in range(size):
-                strides = 2 if stage > 0 and i == 0 else 1
-                name = f"layer{stage + 1}_{i}"
-                layers.append(block(self.width * 2**stage, strides, name=name, **convolution))
-        return [*layers, Classifier(self.num_classes, name="head", **types)]
+            strides = [2 if stage > 0 and i == 0 else 1 for i in range(size)]
+            features = self.width * 2**stage
+            stages.append(
+                [
+                    partial(block, features, stride, name=f"layer{stage + 1}_{i}", **settings)
+                    for i, stride in enumerate(strides)
+                ]
+            )
+        return stages
+
+    @nn.nowrap
+    def _head(self) -> nn.Module:
+        return Classifier(self.num_classes, name="head", **self._types())
+
+    @nn.nowrap
+    def _types(self) -> dict[str, Any]:
+        return {"dtype": self.dtype, "param_dtype": self.param_dtype}
 
 
 class _Stem(nn.Module):

@@ -13,7 +13,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxdl.config import MemoryConfig
+from jaxdl.errors import ConfigError
 from jaxdl.parallel.mesh import BATCH_AXIS
+
+HOST_MEMORY = "pinned_host"
+"""JAX's name for memory of the host from which an accelerator copies directly."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +27,15 @@ class JitPlan:
 
     Attributes:
         mesh: the devices.
+        offload_optimizer: hold the optimizer's state in the host's memory between updates.
     """
 
     mesh: Mesh
+    offload_optimizer: bool = False
 
     @property
-    def state_sharding(self) -> NamedSharding:
-        """Layout of parameters, statistics and optimizer state: a copy on each device."""
+    def replicated(self) -> NamedSharding:
+        """Layout of what each device has a copy of."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
@@ -36,15 +43,36 @@ class JitPlan:
         """Layout of batches and of each example's metrics: split along the first axis."""
         return NamedSharding(self.mesh, PartitionSpec(BATCH_AXIS))
 
-    def abstract(self, tree: Any, sharding: NamedSharding) -> Any:
-        """Gives the shapes, dtypes and layout of a tree as `jax.ShapeDtypeStruct`s."""
+    def state_layout(self, state: Any) -> Any:
+        """Lays a training state out: a copy on each device, of `opt_state` in its host's memory if so asked.
+
+        Args:
+            state: arrays or shapes, in a tree whose root names its parts.
+        """
+
+        def layout(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+            offloaded = self.offload_optimizer and path[0] == jax.tree_util.GetAttrKey("opt_state")
+            # Counters are scalars, which some compilers do not place and which save nothing.
+            on_host = offloaded and leaf.ndim > 0
+            return self.replicated.with_memory_kind(HOST_MEMORY) if on_host else self.replicated
+
+        return jax.tree_util.tree_map_with_path(layout, state)
+
+    def abstract(self, tree: Any, layout: Any) -> Any:
+        """Gives the shapes, dtypes and layout of a tree as `jax.ShapeDtypeStruct`s.
+
+        Args:
+            tree: arrays or shapes.
+            layout: a sharding for each, or one for all.
+        """
+        layouts = jax.tree.broadcast(layout, tree)
         return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
+            lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout), tree, layouts
         )
 
     def compile_init(self, init: Callable[[], Any]) -> Callable[[], Any]:
         """Compiles the making of the state, so that each device makes its own part."""
-        return jax.jit(init, out_shardings=self.state_sharding).lower().compile()
+        return jax.jit(init, out_shardings=self.state_layout(jax.eval_shape(init))).lower().compile()
 
     def compile_train(self, step: Callable[..., Any], state: Any, batch: Any) -> Callable[..., Any]:
         """Compiles `step(state, batch) -> (state, metrics)`; the given state's memory is reused.
@@ -58,14 +86,19 @@ class JitPlan:
             The executable. It accepts these shapes only, so it can never be
             traced or compiled again by accident.
         """
+        layout = self.state_layout(state)
+
+        def with_state_on_device(state: Any, batch: Any) -> Any:
+            return step(jax.device_put(state, self.replicated), batch)
+
         return (
             jax.jit(
-                step,
-                in_shardings=(self.state_sharding, self.batch_sharding),
-                out_shardings=self.state_sharding,
+                with_state_on_device if self.offload_optimizer else step,
+                in_shardings=(layout, self.batch_sharding),
+                out_shardings=(layout, self.replicated),
                 donate_argnums=0,
             )
-            .lower(self.abstract(state, self.state_sharding), self.abstract(batch, self.batch_sharding))
+            .lower(self.abstract(state, layout), self.abstract(batch, self.batch_sharding))
             .compile()
         )
 
@@ -74,10 +107,10 @@ class JitPlan:
         return (
             jax.jit(
                 step,
-                in_shardings=(self.state_sharding, self.batch_sharding),
+                in_shardings=(self.replicated, self.batch_sharding),
                 out_shardings=self.batch_sharding,
             )
-            .lower(self.abstract(weights, self.state_sharding), self.abstract(batch, self.batch_sharding))
+            .lower(self.abstract(weights, self.replicated), self.abstract(batch, self.batch_sharding))
             .compile()
         )
 
@@ -87,3 +120,22 @@ class JitPlan:
             name: jax.make_array_from_process_local_data(self.batch_sharding, array)
             for name, array in batch.items()
         }
+
+
+def refuse_offload(config: MemoryConfig, mesh: Mesh) -> None:
+    """Refuses to hold in the host's memory what a CPU computes there anyway, or what a device cannot reach.
+
+    Raises:
+        ConfigError: the devices have no use for `memory.offload`.
+    """
+    device = mesh.devices.flat[0]
+    if config.offload == "none":
+        return
+    if device.platform == "cpu":
+        raise ConfigError(
+            f"memory.offload: {config.offload} saves nothing on a CPU, whose memory is the host's; take none."
+        )
+    if HOST_MEMORY not in {memory.kind for memory in device.addressable_memories()}:
+        raise ConfigError(
+            f"memory.offload: {device.device_kind} cannot reach the host's memory in a step; take none."
+        )

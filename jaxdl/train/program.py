@@ -18,7 +18,7 @@ from jaxdl.data.loader import updates_in
 from jaxdl.errors import ConfigError
 from jaxdl.optim.build import build_optimizer
 from jaxdl.optim.schedules import build_schedule
-from jaxdl.parallel.jit import JitPlan
+from jaxdl.parallel.jit import JitPlan, refuse_offload
 from jaxdl.parallel.mesh import make_mesh
 from jaxdl.precision import init_loss_scale
 from jaxdl.train.state import TrainState, init_state
@@ -84,7 +84,9 @@ def prepare(config: Config, task: Task, examples: int) -> Program:
         config.optimizer, batch_size=batch_size, updates=updates, updates_per_epoch=updates_per_epoch
     )
     optimizer = build_optimizer(config.optimizer, schedule)
-    plan = JitPlan(make_mesh(config.parallel, batch_size=batch_size, accumulate=accumulate))
+    mesh = make_mesh(config.parallel, batch_size=batch_size, accumulate=accumulate)
+    refuse_offload(config.memory, mesh)
+    plan = JitPlan(mesh, offload_optimizer=config.memory.offload in ("optimizer", "all"))
     init = partial(
         init_state,
         task,
@@ -93,6 +95,7 @@ def prepare(config: Config, task: Task, examples: int) -> Program:
         keep_average=config.optimizer.ema_decay is not None,
         loss_scale=init_loss_scale(config.precision),
     )
+    state = jax.eval_shape(init)
     return Program(
         updates=updates,
         updates_per_epoch=updates_per_epoch,
@@ -111,5 +114,5 @@ def prepare(config: Config, task: Task, examples: int) -> Program:
             precision=config.precision,
         ),
         eval_step=make_eval_step(task, config.precision),
-        state=plan.abstract(jax.eval_shape(init), plan.state_sharding),
+        state=plan.abstract(state, plan.state_layout(state)),
     )
