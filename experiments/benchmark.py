@@ -22,13 +22,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from jaxdl import environment
-from jaxdl.errors import EXIT_STOPPED, ConfigError, JaxdlError
+from jaxdl.commandline.programs import Parser, leave_after, table, whole_number
+from jaxdl.errors import ConfigError, JaxdlError
 
 # Neither jax nor torch is imported here: the workers do that, and this process takes no core from them.
 
@@ -62,20 +63,15 @@ class Job:
     warmup: int = 2
 
 
-def main() -> NoReturn:
+def main() -> None:
     """Runs the benchmark, or one of its workers."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.benchmark",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("python -m experiments.benchmark", __doc__)
     parser.add_argument("benchmark", choices=BENCHMARKS, help="what to measure: resnet50")
-    parser.add_argument("--batch_sizes", type=_positive, nargs="+", default=[8, 32], metavar="N",
+    parser.add_argument("--batch_sizes", type=whole_number(1), nargs="+", default=[8, 32], metavar="N",
                         help="examples a step, one table each (default: 8 32)")  # fmt: skip
-    parser.add_argument("--image_size", type=_positive, default=224, metavar="N",
+    parser.add_argument("--image_size", type=whole_number(1), default=224, metavar="N",
                         help="height and width of the images (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--repeats", type=_positive, default=5, metavar="N",
+    parser.add_argument("--repeats", type=whole_number(1), default=5, metavar="N",
                         help="steps of each contender that count (default: %(default)s)")  # fmt: skip
     parser.add_argument("--lax", action="store_true", help="measure jaxdl with XLA's own convolution too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single figure there")
@@ -85,15 +81,7 @@ def main() -> NoReturn:
         work(Job(**json.loads(arguments.worker)))
     # Ends the workers, as Ctrl-C does, before this process ends.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        benchmark(arguments)
-    except JaxdlError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        sys.exit(EXIT_STOPPED)
-    sys.exit()
+    benchmark(arguments)
 
 
 def benchmark(arguments: argparse.Namespace) -> None:
@@ -136,7 +124,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
         ]
         measured = measure(jobs, arguments.repeats)
         report["results"].append({"batch_size": batch_size, "contenders": measured})
-        print(f"\nbatch {batch_size}\n" + table(measured), flush=True)
+        print(f"\nbatch {batch_size}\n" + figures(measured), flush=True)
         if path is not None:
             path.write_text(json.dumps(report, indent=2) + "\n")
 
@@ -420,14 +408,15 @@ def torch_resnet50() -> Any:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES))
 
 
-def table(measured: dict[str, dict[str, Any]]) -> str:
+def figures(measured: dict[str, dict[str, Any]]) -> str:
     """Lays one batch size's figures out as text."""
-    lines = [["", "images/s", "x pytorch", "x same alloc.", "min-max", "peak MiB", "compile s"]]
+    head = ["", "images/s", "x pytorch", "x same alloc.", "min-max", "peak MiB", "compile s"]
+    rows = []
     for name, values in measured.items():
         rate, compiled = values["images_per_second"], values["compile_seconds"]
         # Every step is of the same number of images, and the fastest step is the highest rate.
         images = rate * statistics.median(values["seconds"])
-        lines.append(
+        rows.append(
             [
                 name,
                 f"{rate:.2f}",
@@ -438,16 +427,10 @@ def table(measured: dict[str, dict[str, Any]]) -> str:
                 "-" if compiled is None else f"{compiled:.1f}{' (cached)' if values['cached'] else ''}",
             ]
         )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = "\n".join(_row(line, widths) for line in lines)
+    text = table(head, rows)
     if any(values["cached"] is False for values in measured.values()):
         text += "\nThe peak memory of what was compiled anew may be the compiler's: run again."
     return text
-
-
-def _row(cells: list[str], widths: list[int]) -> str:
-    padded: Iterable[str] = (f"{cell:>{width}}" for cell, width in zip(cells[1:], widths[1:], strict=True))
-    return "  ".join([cells[0].ljust(widths[0]), *padded])
 
 
 def versions() -> dict[str, str]:
@@ -479,12 +462,5 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
-
-
 if __name__ == "__main__":
-    main()
+    leave_after(main)

@@ -26,8 +26,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from experiments import resnet50
 from jaxdl import commandline, environment
+from jaxdl.commandline.programs import Parser, leave_after, table, whole_number
 from jaxdl.config import Config
-from jaxdl.errors import EXIT_STOPPED, CheckpointError, ConfigError, DivergedError, JaxdlError
+from jaxdl.errors import CheckpointError, ConfigError, DivergedError
 from jaxdl.planning.capacity import parse_bytes, show_bytes
 from jaxdl.planning.isolated import Killed, in_own_process
 
@@ -51,29 +52,19 @@ which it does. Sizes are global, memory is that of each device.""",
 
 def main() -> NoReturn:
     """Runs the finder that the arguments name, and leaves with the exit code of the contract."""
-    try:
-        arguments, options = parse(sys.argv[1:])
-        preset = resnet50.PRESETS / "digits.yaml"
-        config = commandline.parse(f"{PROGRAM} {arguments.finder}", options, preset)
-        if config.resume:
-            raise ConfigError("resume: a finder always begins at the first update; leave it out")
-        refuse_second_answer(config, arguments.finder)
-        environment.prepare(config.memory.allocator)
-        find = find_learning_rate if arguments.finder == "learning_rate" else find_batch_size
-        sys.exit(find(config, arguments))
-    except JaxdlError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        sys.exit(EXIT_STOPPED)
+    leave_after(_run)
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports what is wrong as everything else here does."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (see {self.prog} --help)")
+def _run() -> int:
+    arguments, options = parse(sys.argv[1:])
+    preset = resnet50.PRESETS / "digits.yaml"
+    config = commandline.parse(f"{PROGRAM} {arguments.finder}", options, preset)
+    if config.resume:
+        raise ConfigError("resume: a finder always begins at the first update; leave it out")
+    refuse_second_answer(config, arguments.finder)
+    environment.prepare(config.memory.allocator)
+    find = find_learning_rate if arguments.finder == "learning_rate" else find_batch_size
+    return find(config, arguments)
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -85,20 +76,16 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """
     rest = "All options of `python -m experiments.resnet50 --help` may follow; they describe the run."
 
-    def described(name: str, text: str) -> _Parser:
-        form = argparse.RawDescriptionHelpFormatter
-        return _Parser(prog=name, description=text, epilog=rest, formatter_class=form, allow_abbrev=False)
-
-    parsers = {name: described(f"{PROGRAM} {name}", text) for name, text in FINDERS.items()}
+    parsers = {name: Parser(f"{PROGRAM} {name}", text, rest) for name, text in FINDERS.items()}
     add = parsers["learning_rate"].add_argument
     add("--from", dest="first", type=_rate, default=1e-6, metavar="RATE",
         help="rate of the first update (default: 1e-6)")  # fmt: skip
     add("--to", dest="last", type=_rate, default=10.0, metavar="RATE",
         help="rate of the last update (default: 10)")  # fmt: skip
-    add("--updates", type=_whole(10), default=100, metavar="N",
+    add("--updates", type=whole_number(10), default=100, metavar="N",
         help="updates from one to the other (default: %(default)s)")  # fmt: skip
     add = parsers["batch_size"].add_argument
-    add("--limit", type=_whole(1), default=4096, metavar="N",
+    add("--limit", type=whole_number(1), default=4096, metavar="N",
         help="largest batch to look at (default: %(default)s)")  # fmt: skip
     add("--capacity", type=_size, metavar="SIZE",
         help="memory that the program may use on each device, as 16GiB or 16GB, to plan for another device "
@@ -112,7 +99,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         given = f", not {argv[0]}" if argv else ""
         raise ConfigError(f"say first what to find: {' or '.join(FINDERS)}{given} (see {PROGRAM} --help)")
     if argv[0] not in FINDERS:
-        top = described(PROGRAM, __doc__ or "")
+        top = Parser(PROGRAM, __doc__, rest)
         top.add_argument("finder", choices=list(FINDERS), help="its own options: --help after it")
         top.print_help()
         raise SystemExit(0)
@@ -387,15 +374,6 @@ def _new_directory(wanted: Path) -> Path:
     raise AssertionError
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """Lays text out in columns, flush right."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return "\n".join(
-        "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True))
-        for line in [head, *rows]
-    )
-
-
 def chart(answer: dict[str, Any], config: Config) -> bytes:
     """Draws loss over learning rate, with the suggestions, as a PNG file."""
     import matplotlib
@@ -432,16 +410,6 @@ def _rate(text: str) -> float:
         if 0 < (rate := float(text)) < math.inf:
             return rate
     raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-
-
-def _whole(minimum: int) -> Any:
-    def read(text: str) -> int:
-        with contextlib.suppress(ValueError):
-            if (number := int(text)) >= minimum:
-                return number
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {minimum}")
-
-    return read
 
 
 def _size(text: str) -> int:

@@ -9,7 +9,6 @@ peak memory is that policy's alone. Without options it trains the digits on a
 CPU, and ImageNet's shapes with synthetic data where JAX finds a GPU.
 """
 
-import argparse
 import datetime
 import json
 import subprocess
@@ -18,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxdl import commandline
-from jaxdl.errors import ConfigError, JaxdlError
+from jaxdl.commandline.programs import Parser, leave_after, table
+from jaxdl.errors import ConfigError
 
 ON_GPU = [
     "--config=configs/resnet50/imagenet.yaml",
@@ -40,12 +40,7 @@ COLUMNS = {
 
 def main() -> None:
     """Runs the study."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.mixed_precision",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("python -m experiments.mixed_precision", __doc__)
     parser.add_argument(
         "--policies",
         nargs="+",
@@ -54,11 +49,7 @@ def main() -> None:
     )
     parser.add_argument("--workdir", type=Path, help="a new directory (default: runs/mixed_precision-<time>)")
     arguments, options = parser.parse_known_args()
-    try:
-        study(arguments.policies, arguments.workdir, options)
-    except JaxdlError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    study(arguments.policies, arguments.workdir, options)
 
 
 def study(policies: list[str], workdir: Path | None, options: list[str]) -> None:
@@ -89,7 +80,7 @@ def study(policies: list[str], workdir: Path | None, options: list[str]) -> None
         )
         rows.append({"policy": policy, "exit_code": done.returncode} | measured(directory))
         rows[-1]["speedup"] = ratio(rows[-1], rows[0])
-    text = table(rows)
+    text = figures(rows)
     (workdir / "table.txt").write_text(text)
     (workdir / "table.json").write_text(json.dumps(rows, indent=2) + "\n")
     chart(rows, workdir / "chart.png")
@@ -127,7 +118,7 @@ def ratio(row: dict[str, Any], first: dict[str, Any]) -> float | None:
     return float(row["examples_per_second"] / first["examples_per_second"])
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def figures(rows: list[dict[str, Any]]) -> str:
     """Lays the rows out as text."""
     formats = {
         "accuracy": "{:.4f}",
@@ -135,22 +126,17 @@ def table(rows: list[dict[str, Any]]) -> str:
         "peak_memory_mib": "{:,.0f}",
         "skipped_updates": "{:.0f}",
     }
-    lines = [["policy", *COLUMNS.values()]]
-    for row in rows:
-        cells = [
-            formats.get(key, "{:,.1f}").format(row[key]) if row.get(key) is not None else "-"
-            for key in COLUMNS
+    lines = [
+        [
+            row["policy"] + ("" if row["exit_code"] == 0 else f" (exit {row['exit_code']})"),
+            *(
+                formats.get(key, "{:,.1f}").format(row[key]) if row.get(key) is not None else "-"
+                for key in COLUMNS
+            ),
         ]
-        lines.append(
-            [row["policy"] + ("" if row["exit_code"] == 0 else f" (exit {row['exit_code']})"), *cells]
-        )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "".join(
-        line[0].ljust(widths[0])
-        + "".join(f"  {cell:>{width}}" for cell, width in zip(line[1:], widths[1:], strict=True))
-        + "\n"
-        for line in lines
-    )
+        for row in rows
+    ]
+    return table(["policy", *COLUMNS.values()], lines) + "\n"
 
 
 def chart(rows: list[dict[str, Any]], path: Path) -> None:
@@ -175,4 +161,4 @@ def chart(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    leave_after(main)

@@ -201,7 +201,7 @@ class PrecisionConfig:
     Or one of your own, as `params=float32,compute=bfloat16,output=float32`. Batch statistics, normalisation,
     softmax, loss and sums are float32 under every policy."""
 
-    loss_scale: str = "auto"
+    loss_scale: Annotated[str, Field(examples=["auto", "none", "dynamic", "1024"])] = "auto"
     """`none`, `dynamic`, or a number to keep; `auto` is dynamic for compute in float16 and none otherwise."""
 
     scale_start: Annotated[float, Field(gt=0)] = 65536.0
@@ -275,7 +275,7 @@ class MemoryConfig:
     accumulate: Positive = 1
     """Micro-batches per update; their gradients are summed before one update."""
 
-    remat: str = "none"
+    remat: Annotated[str, Field(examples=["none", "dots", "blocks", "full", "names:conv2"])] = "none"
     """What the backward pass computes again rather than finds in memory: the same results for less memory and
     more time. `none`; `dots` keeps the results of convolutions and of products with parameters; `blocks` the
     input of each residual block; `full` the input of each stage of a ResNet or layer of an encoder;

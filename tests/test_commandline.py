@@ -52,6 +52,8 @@ VALUES: list[tuple[str, str, object]] = [
     *[("optimizer.nesterov", text, False) for text in ("False", "false", "no", "No", "off", "0")],
     *[("optimizer.nesterov", text, True) for text in ("True", "true", "yes", "on", "ON", "1")],
     *[("optimizer.clip_norm", text, None) for text in ("null", "None", "none", "~")],
+    ("memory.remat", "none", "none"),
+    ("precision.loss_scale", "none", "none"),
     *[("data.train_split", text, text) for text in ("no", "010", "12:30", "1e5", "true", "a=b,c[:5%]")],
     *[("optimizer.step_epochs", text, (2.0, 4.0)) for text in
       ("[2,4]", "2,4", "(2,4)", "[2, 4.0]", "( 2 , 4 , )", "2, 4")],

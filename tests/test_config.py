@@ -50,6 +50,12 @@ def test_every_option_has_a_default_and_a_meaning() -> None:
         ),
         (lambda: Config(train=TRAIN, memory=MemoryConfig(accumulate=3)), r"multiple of 3 .* take 255 or 258"),
         (lambda: Config(train=TRAIN, memory=MemoryConfig(accumulate=300)), r"take 300\b"),
+        *[
+            (lambda remat=remat: MemoryConfig(remat=remat), rf"memory\.remat '{remat}' is not none, dots")
+            for remat in ("dot", "blocks,full", "names", "names:", "names:a,,b", "NONE")
+        ],
+        (lambda: MemoryConfig(offload="activations"), r"set memory\.remat to dots or names:\.\.\., not none"),
+        (lambda: MemoryConfig(offload="all", remat="blocks"), r"memory\.offload all .* not blocks"),
         (
             lambda: Config(train=TRAIN, memory=MemoryConfig(accumulate=4), parallel=ParallelConfig(data=3)),
             r"multiple of 12 \(memory\.accumulate 4 times parallel\.data 3\): take 252 or 264",

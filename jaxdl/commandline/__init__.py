@@ -11,7 +11,6 @@ in a file and in a flag.
 Nothing here imports jax: a bad option is refused before a device is touched.
 """
 
-import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +19,8 @@ from typing import NoReturn
 from jaxdl.commandline.dump import config_diff, run_yaml
 from jaxdl.commandline.layers import STORED
 from jaxdl.commandline.parsing import parse
+from jaxdl.commandline.programs import leave_after
 from jaxdl.config import Config
-from jaxdl.errors import EXIT_STOPPED, JaxdlError
 
 __all__ = ["STORED", "config_diff", "main", "parse", "run_yaml"]
 
@@ -35,8 +34,6 @@ def main(
 ) -> NoReturn:
     """Parse `sys.argv`, call `run`, and leave with the exit code of the contract.
 
-    A `JaxdlError` is printed as one paragraph; any other exception is a bug and keeps its stack trace.
-
     Args:
         run: The program. What it returns is the exit code (None: 0). It should import jax itself, so
             that a bad option is refused at once.
@@ -44,14 +41,4 @@ def main(
         default_preset: See `parse`.
         description: See `parse`.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-    try:
-        sys.exit(run(parse(program, sys.argv[1:], default_preset, description)))
-    except JaxdlError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        sys.exit(EXIT_STOPPED)
+    leave_after(lambda: run(parse(program, sys.argv[1:], default_preset, description)))

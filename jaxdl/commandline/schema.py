@@ -71,7 +71,8 @@ def allowed_values(schema: Mapping[str, Any]) -> str:
 def as_values(entry: Entry, schema: Mapping[str, Any]) -> object:
     """Make of text what pydantic converts: None for null, lists split, `1e3` whole where integers are due."""
     kind, value = kind_of(schema), entry.value
-    if entry.null and value not in choices_of(schema):
+    # Examples of text may be null words, as `none` of precision.loss_scale.
+    if entry.null and value not in [*choices_of(schema), *schema.get("examples", [])]:
         return None
     if kind["type"] == "array":
         items = _split(value) if isinstance(value, str) else value

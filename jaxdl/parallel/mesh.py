@@ -43,12 +43,21 @@ def make_mesh(config: ParallelConfig, *, batch_size: int, accumulate: int) -> Me
             f"parallel.data: {config.data} devices asked for, but this machine has {len(devices)} "
             f"({devices[0].platform}). Allowed: 1 to {len(devices)}, or -1 for all."
         )
-    unit = size * accumulate
+    refuse_uneven(size, batch_size=batch_size, accumulate=accumulate)
+    return jax.make_mesh((size,), (BATCH_AXIS,), axis_types=(AxisType.Auto,), devices=devices[:size])
+
+
+def refuse_uneven(devices: int, *, batch_size: int, accumulate: int) -> None:
+    """Refuses a batch that devices and micro-batches do not divide evenly.
+
+    Raises:
+        ConfigError: they do not; it names the nearest sizes that they do.
+    """
+    unit = devices * accumulate
     if batch_size % unit:
         near = sorted({max(batch_size // unit, 1) * unit, math.ceil(batch_size / unit) * unit})
         raise ConfigError(
-            f"data.batch_size: {batch_size} examples do not divide evenly among {size} devices "
+            f"data.batch_size: {batch_size} examples do not divide evenly among {devices} devices "
             f"(parallel.data) x {accumulate} micro-batches (memory.accumulate); the nearest sizes that do: "
             f"{' or '.join(map(str, near))}."
         )
-    return jax.make_mesh((size,), (BATCH_AXIS,), axis_types=(AxisType.Auto,), devices=devices[:size])

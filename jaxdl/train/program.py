@@ -12,6 +12,7 @@ from functools import partial
 
 import jax
 import optax
+from jax.sharding import Mesh
 
 from jaxdl.config import Config
 from jaxdl.data.loader import updates_in
@@ -19,7 +20,7 @@ from jaxdl.errors import ConfigError
 from jaxdl.optim.build import build_optimizer
 from jaxdl.optim.schedules import build_schedule
 from jaxdl.parallel.jit import JitPlan, refuse_offload
-from jaxdl.parallel.mesh import make_mesh
+from jaxdl.parallel.mesh import make_mesh, refuse_uneven
 from jaxdl.precision import init_loss_scale
 from jaxdl.train.state import TrainState, init_state
 from jaxdl.train.step import EvalStep, TrainStep, make_eval_step, make_train_step
@@ -55,13 +56,14 @@ class Program:
     state: TrainState
 
 
-def prepare(config: Config, task: Task, examples: int) -> Program:
+def prepare(config: Config, task: Task, examples: int, *, mesh: Mesh | None = None) -> Program:
     """Works out a run.
 
     Args:
         config: the whole run.
         task: model and loss.
         examples: size of the training set.
+        mesh: devices to compile for; None takes those at hand, as the configuration asks.
 
     Raises:
         ConfigError: the settings do not fit together, the data or the devices.
@@ -84,8 +86,11 @@ def prepare(config: Config, task: Task, examples: int) -> Program:
         config.optimizer, batch_size=batch_size, updates=updates, updates_per_epoch=updates_per_epoch
     )
     optimizer = build_optimizer(config.optimizer, schedule)
-    mesh = make_mesh(config.parallel, batch_size=batch_size, accumulate=accumulate)
-    refuse_offload(config.memory, mesh)
+    if mesh is None:
+        mesh = make_mesh(config.parallel, batch_size=batch_size, accumulate=accumulate)
+        refuse_offload(config.memory, mesh)
+    else:
+        refuse_uneven(mesh.size, batch_size=batch_size, accumulate=accumulate)
     plan = JitPlan(mesh, offload_optimizer=config.memory.offload in ("optimizer", "all"))
     init = partial(
         init_state,

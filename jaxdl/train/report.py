@@ -1,6 +1,7 @@
 """What a run tells: metrics lines, TensorBoard scalars, and progress for a person."""
 
 import contextlib
+import logging
 import math
 import os
 import resource
@@ -228,6 +229,8 @@ def _rewrite_events(directory: Path, lines: MetricsFile) -> SummaryWriter:
     Appending would show replayed updates twice.
     """
     former = list(directory.glob("events.out.tfevents.*"))
+    # It would warn of each value that is not finite, which the run tells of by itself.
+    logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)
     events = SummaryWriter(str(directory))
     for line in lines.read():
         _add_scalars(events, line["step"], line["split"], line)

@@ -139,18 +139,18 @@ def test_every_parameter_carries_the_names_of_its_axes():
         assert leaf.ndim == len(spec)
 
 
+@jax.numpy_dtype_promotion("standard")  # flax and JAX's own attention mix dtypes on their way to float32
 def test_bfloat16_keeps_softmax_and_statistics_in_float32():
     x, mask = example()
     model = layer(dtype=jnp.bfloat16, attention_dropout=0.1)
-    with jax.numpy_dtype_promotion("standard"):  # JAX's own attention mixes the two dtypes
-        variables = nn.unbox(model.init(jax.random.key(0), x, mask))
-        assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype(jnp.float32)}
-        for key in (None, jax.random.key(1)):
-            jaxpr = jax.make_jaxpr(lambda x, key=key: model.apply(variables, x, mask, key))(x)
-            assert [aval.dtype for aval in jaxpr.out_avals] == [jnp.bfloat16]
-            exponentials = [line for line in str(jaxpr).splitlines() if "= exp" in line]
-            assert exponentials
-            assert all(":f32[" in line for line in exponentials)
+    variables = nn.unbox(model.init(jax.random.key(0), x, mask))
+    assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype(jnp.float32)}
+    for key in (None, jax.random.key(1)):
+        jaxpr = jax.make_jaxpr(lambda x, key=key: model.apply(variables, x, mask, key))(x)
+        assert [aval.dtype for aval in jaxpr.out_avals] == [jnp.bfloat16]
+        exponentials = [line for line in str(jaxpr).splitlines() if "= exp" in line]
+        assert exponentials
+        assert all(":f32[" in line for line in exponentials)
 
 
 def test_drop_keeps_the_mean_and_drops_the_share():

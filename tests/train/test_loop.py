@@ -19,7 +19,7 @@ from jaxdl.train.loop import train
 from jaxdl.train.program import prepare
 from jaxdl.train.task import Classification
 from tests.conftest import ROOT
-from tests.experiments.processes import lines, summary
+from tests.experiments.processes import lines, parameters, summary
 
 
 def configure(workdir, *flags):
@@ -114,6 +114,31 @@ def test_an_update_that_is_not_finite_is_found_also_when_the_data_fails_right_af
         run(config, Watched(), broken)
     assert (summary(tmp_path / "run")["status"], summary(tmp_path / "run")["step"]) == ("diverged", 1)
     assert not list((tmp_path / "run").glob("checkpoints/[0-9]*"))
+
+
+def test_300_updates_that_are_not_finite_end_the_run_and_leave_no_trace(tmp_path):
+    """On eight devices, by micro-batches, after a sound beginning."""
+    flags = ("--parallel.data", 8, "--memory.accumulate", 2, "--data.batch_size", 16)
+    flags += ("--train.checkpoint_every", 50, "--precision.loss_scale", "dynamic")
+    flags += ("--precision.max_skipped_updates", 300)
+    workdir = tmp_path / "run"
+    assert run(configure(workdir, "--train.steps", 5, *flags), Watched()) == 0
+    step, sound = parameters(workdir)
+    assert step == 5
+
+    longer = configure(workdir, "--train.steps", 1000, "--resume", "true", *flags)
+    white = tampered(open_source(longer.data, "train"), white=range(39))
+    with pytest.raises(
+        DivergedError, match=r"update 305 .* number 300 in a row .* scale is down to 1,"
+    ) as caught:
+        run(longer, Watched(), white)
+    assert caught.value.exit_code == 3
+    step, left = parameters(workdir)
+    assert step == 300
+    assert sound.keys() == left.keys()
+    assert all(left[name] == sound[name] for name in sound if not name.startswith("loss_scale/"))
+    last = lines(workdir)[-1]
+    assert (last["step"], last["skipped_updates"], last["loss_scale"]) == (305, 300, 1.0)
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])

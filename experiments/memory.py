@@ -1,0 +1,259 @@
+"""Compiles a training step under each precision, rematerialisation and accumulation, and says what it needs.
+
+    python -m experiments.memory resnet50|encoder-base|encoder-large [--on h100] [options]
+
+Nothing is trained and no array is made: the compiler tells. With --on, the step is compiled for a chip that
+need not be there (the extra `plan` brings the compilers); without, for the devices at hand. XLA's compiler
+for CPUs plans memory otherwise than those for accelerators, so its temporaries say nothing about theirs.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments import resnet50
+from jaxdl import commandline
+from jaxdl.commandline.programs import Parser, leave_after, table, whole_number
+from jaxdl.config import Config
+from jaxdl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxdl.train.task import Task
+
+PROGRAM = "python -m experiments.memory"
+ENCODERS = {
+    "encoder-base": {"depth": 12, "embed": 768, "heads": 12, "mlp": 3072},
+    "encoder-large": {"depth": 24, "embed": 1024, "heads": 16, "mlp": 4096},
+}
+SUBJECTS = {
+    "resnet50": "ResNet-50 on ImageNet's images, SGD with momentum",
+    "encoder-base": "12 encoder layers as of BERT-Base behind an embedding of 30,522 words, AdamW",
+    "encoder-large": "24 encoder layers as of BERT-Large behind an embedding of 30,522 words, AdamW",
+}
+WORDS = 30_522
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one step needs of each device, in bytes.
+
+    Attributes:
+        policy: precision policy.
+        remat: what is kept for the backward pass.
+        accumulate: micro-batches.
+        offload: what is held in the host's memory.
+        arguments: state and batch.
+        temporaries: what the step needs beside them.
+        peak: the most at any time, arguments included.
+        host: arguments and temporaries in the host's memory.
+        compile_seconds: time that tracing and compiling took.
+    """
+
+    policy: str
+    remat: str
+    accumulate: int
+    offload: str
+    arguments: int
+    temporaries: int
+    peak: int
+    host: int
+    compile_seconds: float
+
+
+def main() -> None:
+    """Runs the study."""
+    arguments = parse(sys.argv[1:])
+    if (file := arguments.json) and (file.is_dir() or not file.absolute().parent.is_dir()):
+        raise ConfigError(f"--json {file} cannot be written: name a file in a directory that exists.")
+    needs = []
+    for need in study(arguments):
+        needs.append(need)
+        print(f"compiled {need.policy} {need.remat} in {need.compile_seconds:.0f} s", file=sys.stderr)
+    chip = arguments.on or "this machine"
+    print(f"{SUBJECTS[arguments.subject]}; batch {arguments.batch_size}, compiled for {chip}; MiB a device")
+    head = ["policy", "remat", "accumulate", "offload", "arguments", "temporaries", "peak", "host", "x peak"]
+    rows = [
+        [
+            *(need.policy, need.remat, need.accumulate, need.offload),
+            *(f"{size / MIB:,.0f}" for size in (need.arguments, need.temporaries, need.peak, need.host)),
+            f"{need.peak / needs[0].peak:.2f}",
+        ]
+        for need in needs
+    ]
+    print(table(head, rows))
+    if file:
+        described = {"subject": arguments.subject, "on": arguments.on, "batch_size": arguments.batch_size}
+        file.write_text(json.dumps(described | {"needs": [*map(asdict, needs)]}, indent=2) + "\n")
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Reads the arguments.
+
+    Raises:
+        ConfigError: one of them is wrong.
+    """
+    parser = Parser(PROGRAM, __doc__)
+    add = parser.add_argument
+    add(
+        "subject",
+        choices=list(SUBJECTS),
+        help="; ".join(f"{name}: {text}" for name, text in SUBJECTS.items()),
+    )
+    add("--on", metavar="CHIP", help="as h100, h100x8, v5e:2x4 (default: the devices at hand)")
+    add("--batch_size", type=whole_number(1), default=32, metavar="N",
+        help="examples per update, over all devices (default: %(default)s)")  # fmt: skip
+    add("--image_size", type=whole_number(32), default=224, metavar="N",
+        help="height and width of images (default: %(default)s)")  # fmt: skip
+    add("--length", type=whole_number(1), default=512, metavar="N",
+        help="words in a sequence (default: %(default)s)")  # fmt: skip
+    add("--policies", nargs="+", default=["fp32"], metavar="POLICY",
+        help="values of precision.policy to compare (default: fp32)")  # fmt: skip
+    add("--remat", nargs="+", default=["none", "dots", "blocks", "full"], metavar="LEVEL",
+        help="values of memory.remat to compare (default: none dots blocks full)")  # fmt: skip
+    add("--accumulate", nargs="+", type=whole_number(1), default=[1], metavar="N",
+        help="values of memory.accumulate to compare (default: 1)")  # fmt: skip
+    add("--offload", nargs="+", default=["none"], metavar="WHAT",
+        help="values of memory.offload to compare (default: none)")  # fmt: skip
+    add("--unrolled", action="store_true", help="compile an encoder's layers one by one, not as a loop")
+    add("--json", type=Path, metavar="FILE", help="write the figures there too")
+    return parser.parse_args(argv)
+
+
+def study(arguments: argparse.Namespace) -> Iterator[Need]:
+    """Compiles every combination in turn; all are checked before the first is compiled."""
+    combinations = product(arguments.policies, arguments.remat, arguments.accumulate, arguments.offload)
+    configs = [configuration(arguments, *each) for each in combinations]
+
+    # JAX is imported only now: a wrong argument should be refused at once.
+    import numpy as np
+    from jax.sharding import AxisType, Mesh
+
+    from jaxdl.parallel.mesh import BATCH_AXIS
+    from jaxdl.planning.topology import described_devices
+    from jaxdl.train.program import prepare
+
+    mesh = None
+    if arguments.on is not None:
+        mesh = Mesh(np.asarray(described_devices(arguments.on)), (BATCH_AXIS,), axis_types=(AxisType.Auto,))
+    tasks = [subject(arguments, config) for config in configs]
+    programs = [
+        prepare(config, task, config.data.synthetic_examples, mesh=mesh)
+        for config, (task, _) in zip(configs, tasks, strict=True)
+    ]
+    for config, program, (_, batch) in zip(configs, programs, tasks, strict=True):
+        began = time.monotonic()
+        compiled: Any = program.plan.compile_train(program.train_step, program.state, batch)
+        analysis = compiled.memory_analysis()
+        yield Need(
+            policy=config.precision.policy,
+            remat=config.memory.remat,
+            accumulate=config.memory.accumulate,
+            offload=config.memory.offload,
+            arguments=analysis.argument_size_in_bytes,
+            temporaries=analysis.temp_size_in_bytes,
+            peak=analysis.peak_memory_in_bytes,
+            host=analysis.host_argument_size_in_bytes + analysis.host_temp_size_in_bytes,
+            compile_seconds=time.monotonic() - began,
+        )
+
+
+def configuration(
+    arguments: argparse.Namespace, policy: str, remat: str, accumulate: int, offload: str
+) -> Config:
+    """One combination as a run's configuration, checked as any other.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
+    optimizer = "sgd" if arguments.subject == "resnet50" else "adamw"
+    options = [
+        *("--data.name=synthetic", "--train.steps=1", "--optimizer.warmup_epochs=0"),
+        f"--optimizer.name={optimizer}",
+        f"--data.batch_size={arguments.batch_size}",
+        f"--data.image_size={arguments.image_size}",
+        f"--precision.policy={policy}",
+        f"--memory.remat={remat}",
+        f"--memory.accumulate={accumulate}",
+        f"--memory.offload={offload}",
+    ]
+    return commandline.parse(PROGRAM, options, None)
+
+
+def subject(arguments: argparse.Namespace, config: Config) -> "tuple[Task, dict[str, Any]]":
+    """Builds what is to be trained, and the shapes of a batch of it."""
+    import jax
+    import numpy as np
+
+    from jaxdl.data.sources import open_source
+
+    examples, size = config.data.batch_size, config.data.image_size
+    if arguments.subject == "resnet50":
+        shapes = {"image": ((examples, size, size, 3), np.uint8), "label": ((examples,), np.int32)}
+        task: Task = resnet50.build_task(config, open_source(config.data, "train"))
+    else:
+        shapes = {"word": ((examples, arguments.length), np.int32)}
+        task = encoder_task(config, ENCODERS[arguments.subject], scan=not arguments.unrolled)
+    return task, {name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in shapes.items()}
+
+
+def encoder_task(config: Config, settings: dict[str, int], *, scan: bool) -> "Task":
+    """A stack of encoder layers as a task: its loss is the mean square of what comes out of it.
+
+    Args:
+        config: precision and memory.
+        settings: `depth`, `embed`, `heads` and `mlp`.
+        scan: see `jaxdl.models.transformer.Encoder`.
+    """
+    import jax
+    import jax.numpy as jnp
+    from flax import linen as nn
+
+    from jaxdl.models.remat import Remat
+    from jaxdl.models.transformer import DOTS, OTHERS, Encoder
+    from jaxdl.precision import parse_policy
+
+    policy = parse_policy(config.precision.policy)
+    types = {"dtype": policy.compute, "param_dtype": policy.params}
+    offload = config.memory.offload in ("activations", "all")
+    embedding = nn.Embed(WORDS, settings["embed"], **types)
+    encoder = Encoder(
+        settings["depth"],
+        {"heads": settings["heads"], "mlp": settings["mlp"], **types},
+        Remat.parse(config.memory.remat, dots=DOTS, others=OTHERS, offload=offload),
+        scan,
+    )
+
+    class Stack:
+        def init(self, key: jax.Array) -> tuple[Any, Any]:
+            words = jnp.zeros((1, 1), jnp.int32)
+            table = embedding.init(key, words)["params"]
+            hidden = jnp.zeros((1, 1, settings["embed"]), policy.compute)
+            layers = encoder.init(key, hidden, words == 0, train=False)["params"]
+            return nn.unbox({"embedding": table, "encoder": layers}), {}
+
+        def loss(
+            self, params: Any, model_state: Any, batch: dict[str, jax.Array], key: jax.Array
+        ) -> tuple[jax.Array, jax.Array, Any]:
+            hidden = embedding.apply({"params": params["embedding"]}, batch["word"])
+            mask = jnp.ones(batch["word"].shape, bool)
+            rngs = {"dropout": key}
+            y = encoder.apply({"params": params["encoder"]}, hidden, mask, train=True, rngs=rngs)
+            return jnp.square(y.astype(jnp.float32)).mean((1, 2)).sum(), jnp.float32(len(y)), model_state
+
+        def evaluate(
+            self, params: Any, model_state: Any, batch: dict[str, jax.Array]
+        ) -> dict[str, jax.Array]:
+            raise NotImplementedError("this task is only compiled")
+
+    return Stack()
+
+
+if __name__ == "__main__":
+    leave_after(main)

@@ -1,0 +1,71 @@
+"""Chips that are not there: devices for which programs can be compiled, but not run.
+
+The compiler for a chip comes with JAX's plugin for it and needs no chip, nor a driver. Measured on jax 0.10.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from jaxdl.errors import ConfigError
+
+HARDWARE = Path(__file__).resolve().parents[2] / "configs" / "hardware"
+"""Descriptions of GPUs, as `<name>.txtpb`."""
+
+
+def described_devices(name: str) -> list[Any]:
+    """Gives JAX devices for a mesh to compile for.
+
+    To be called before any JAX backend is started: it makes the CPU the platform that JAX runs on.
+
+    Args:
+        name: a GPU with a file in `configs/hardware`, with the number of them in one node, as `h100` or
+            `h100x8`; or a TPU slice by JAX's name, as `v5e:2x4`.
+
+    Raises:
+        ConfigError: there is no such chip, or its compiler is not installed.
+    """
+    import jax
+    from jax.experimental import topologies
+
+    # A plugin that is installed only to compile would be asked for devices and fail or wait for them.
+    jax.config.update("jax_platforms", "cpu")
+    gpu = re.fullmatch(r"(\w+?)(?:x(\d+))?", name)
+    description = HARDWARE / f"{gpu[1]}.txtpb" if gpu else None
+    try:
+        if gpu and description is not None and description.exists():
+            return list(
+                topologies.get_topology_desc(
+                    platform="cuda",
+                    topology_name=name,
+                    target_config=description.read_text(),
+                    topology=f"1x1x{gpu[2] or 1}",
+                ).devices
+            )
+        if ":" in name:
+            _settle_tpu()
+            return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
+    # JAX has no error of its own for a compiler that is missing or does not know a chip.
+    except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
+        raise ConfigError(
+            f"there is no compiler for {name} here: {str(error).splitlines()[0]}. Install the extra `plan`, "
+            "as by pip install -e '.[plan]'."
+        ) from error
+    gpus = sorted(path.stem for path in HARDWARE.glob("*.txtpb"))
+    raise ConfigError(
+        f"{name} is no chip that is described here: take one of {', '.join(gpus)}, with x8 after it for "
+        "eight in one node, or a TPU slice, as v5e:2x4."
+    )
+
+
+def _settle_tpu() -> None:
+    """Keeps the TPU's library from looking for the machine that it would run on."""
+    import os
+
+    for variable, value in {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    }.items():
+        os.environ.setdefault(variable, value)
