@@ -120,7 +120,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--accumulate", nargs="+", type=whole_number(1), default=[1], metavar="N",
         help="values of memory.accumulate to compare (default: 1)")  # fmt: skip
     add("--offload", nargs="+", default=["none"], metavar="WHAT",
-        help="values of memory.offload to compare (default: none)")  # fmt: skip
+        help="values of memory.offload to compare (default: none); the compilers of GPUs that are not there "
+        "count an optimizer's state as the device's even so")  # fmt: skip
     add("--unrolled", action="store_true", help="compile an encoder's layers one by one, not as a loop")
     add("--json", type=Path, metavar="FILE", help="write the figures there too")
     return parser.parse_args(argv)

@@ -1,6 +1,7 @@
 """Every test runs on 8 simulated CPU devices with strict types; the settings must precede jax's import."""
 
 import os
+import signal
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -12,6 +13,9 @@ import jax
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / ".cache" / "jax"
+
+# A shell starts what it puts in the background with SIGINT ignored, and the tests' processes inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from experiments import benchmark
+from jaxdl.commandline.programs import leave_after
 from jaxdl.errors import JaxdlError
 from tests.conftest import ROOT
 from tests.experiments.processes import command, environment
@@ -70,7 +71,7 @@ def test_without_pytorch_it_names_the_extra(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["benchmark", "resnet50"])
     monkeypatch.setattr(signal, "signal", lambda *arguments: None)
     with pytest.raises(SystemExit) as left:
-        benchmark.main()
+        leave_after(benchmark.main)
     assert left.value.code == 2
     assert ".[bench]" in capsys.readouterr().err
 
