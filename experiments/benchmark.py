@@ -79,8 +79,6 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.worker:
         work(Job(**json.loads(arguments.worker)))
-    # Ends the workers, as Ctrl-C does, before this process ends.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     benchmark(arguments)
 
 

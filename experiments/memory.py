@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from experiments import resnet50
 from jaxdl import commandline
-from jaxdl.commandline.programs import Parser, leave_after, table, whole_number
+from jaxdl.commandline.programs import Parser, emit, leave_after, table, whole_number
 from jaxdl.config import Config
-from jaxdl.errors import ConfigError
+from jaxdl.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from jaxdl.train.task import Task
@@ -72,12 +72,14 @@ def main() -> None:
     arguments = parse(sys.argv[1:])
     if (file := arguments.json) and (file.is_dir() or not file.absolute().parent.is_dir()):
         raise ConfigError(f"--json {file} cannot be written: name a file in a directory that exists.")
+    if file:
+        _touch(file)
     needs = []
     for need in study(arguments):
         needs.append(need)
         print(f"compiled {need.policy} {need.remat} in {need.compile_seconds:.0f} s", file=sys.stderr)
     chip = arguments.on or "this machine"
-    print(f"{SUBJECTS[arguments.subject]}; batch {arguments.batch_size}, compiled for {chip}; MiB a device")
+    title = f"{SUBJECTS[arguments.subject]}; batch {arguments.batch_size}, compiled for {chip}; MiB a device"
     head = ["policy", "remat", "accumulate", "offload", "arguments", "temporaries", "peak", "host", "x peak"]
     rows = [
         [
@@ -87,10 +89,27 @@ def main() -> None:
         ]
         for need in needs
     ]
-    print(table(head, rows))
+    if on_cpu(arguments):
+        title += "\nA CPU's compiler plans memory in its own way: for an accelerator's, name one with --on."
+    emit(f"{title}\n{table(head, rows)}\n")
     if file:
         described = {"subject": arguments.subject, "on": arguments.on, "batch_size": arguments.batch_size}
         file.write_text(json.dumps(described | {"needs": [*map(asdict, needs)]}, indent=2) + "\n")
+
+
+def on_cpu(arguments: argparse.Namespace) -> bool:
+    """Whether the figures are those of a CPU's compiler."""
+    import jax
+
+    return arguments.on is None and jax.default_backend() == "cpu"
+
+
+def _touch(file: Path) -> None:
+    """Finds out before all the compiling whether the file can be written."""
+    try:
+        file.touch()
+    except OSError as error:
+        raise CheckpointError(f"--json {file} cannot be written ({error.strerror}).") from None
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

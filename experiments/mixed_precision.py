@@ -16,12 +16,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from experiments import resnet50
 from jaxdl import commandline
-from jaxdl.commandline.programs import Parser, leave_after, table
-from jaxdl.errors import ConfigError
+from jaxdl.commandline.programs import Parser, emit, leave_after, table
+from jaxdl.errors import CheckpointError, ConfigError
 
 ON_GPU = [
-    "--config=configs/resnet50/imagenet.yaml",
+    f"--config={resnet50.PRESETS / 'imagenet.yaml'}",
     "--data.name=synthetic",
     "--train.steps=200",
     "--optimizer.warmup_epochs=0",
@@ -38,7 +39,7 @@ COLUMNS = {
 }
 
 
-def main() -> None:
+def main() -> int:
     """Runs the study."""
     parser = Parser("python -m experiments.mixed_precision", __doc__)
     parser.add_argument(
@@ -49,42 +50,63 @@ def main() -> None:
     )
     parser.add_argument("--workdir", type=Path, help="a new directory (default: runs/mixed_precision-<time>)")
     arguments, options = parser.parse_known_args()
-    study(arguments.policies, arguments.workdir, options)
+    return study(arguments.policies, arguments.workdir, options)
 
 
-def study(policies: list[str], workdir: Path | None, options: list[str]) -> None:
+def study(policies: list[str], workdir: Path | None, options: list[str]) -> int:
     """Runs each policy and writes table.txt, table.json and chart.png.
+
+    A policy whose run fails keeps its row, with the exit code in place of figures, and the others go on.
 
     Args:
         policies: names or custom policies.
         workdir: a directory that must not exist.
         options: options of `experiments.resnet50`.
 
+    Returns:
+        The exit code of the first run that failed, or 0.
+
     Raises:
         ConfigError: an option or a policy is wrong; nothing has run then.
+        CheckpointError: the directory cannot be made; likewise.
     """
+    if len(set(policies)) < len(policies):
+        raise ConfigError(f"--policies {' '.join(policies)}: give each policy once.")
     options = options or (ON_GPU if has_gpu() else [])
-    presets = Path(__file__).resolve().parents[1] / "configs" / "resnet50" / "digits.yaml"
     for policy in policies:
-        commandline.parse("", [*options, f"--precision.policy={policy}"], presets)
+        commandline.parse("", [*options, f"--precision.policy={policy}"], resnet50.PRESETS / "digits.yaml")
     workdir = workdir or Path("runs") / f"mixed_precision-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     if workdir.exists():
         raise ConfigError(f"{workdir} exists already: choose another --workdir.")
-    rows = []
+    try:
+        workdir.mkdir(parents=True)
+    except OSError as error:
+        raise CheckpointError(f"{workdir} cannot be made ({error.strerror}).") from None
+    rows: list[dict[str, Any]] = []
     for policy in policies:
         print(f"== {policy}", file=sys.stderr, flush=True)
         command = [sys.executable, "-m", "experiments.resnet50", *options]
         directory = workdir / policy.replace(",", "_").replace("=", "-")
-        done = subprocess.run(
-            [*command, f"--precision.policy={policy}", f"--workdir={directory}"], check=False
-        )
-        rows.append({"policy": policy, "exit_code": done.returncode} | measured(directory))
+        code = call([*command, f"--precision.policy={policy}", f"--workdir={directory}"])
+        rows.append({"policy": policy, "exit_code": code} | (measured(directory) if code == 0 else {}))
         rows[-1]["speedup"] = ratio(rows[-1], rows[0])
     text = figures(rows)
     (workdir / "table.txt").write_text(text)
     (workdir / "table.json").write_text(json.dumps(rows, indent=2) + "\n")
     chart(rows, workdir / "chart.png")
-    print(text + f"table.txt, table.json and chart.png are in {workdir}")
+    emit(text + f"table.txt, table.json and chart.png are in {workdir}\n")
+    return next((int(row["exit_code"]) for row in rows if row["exit_code"] != 0), 0)
+
+
+def call(command: list[str]) -> int:
+    """Runs a program; where this one is interrupted, stops that one too and waits until it has saved."""
+    with subprocess.Popen(command) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            raise
 
 
 def has_gpu() -> bool:
@@ -95,10 +117,8 @@ def has_gpu() -> bool:
 
 
 def measured(directory: Path) -> dict[str, Any]:
-    """Reads a run's results; a run that failed has none."""
+    """Reads the results of a run that is done."""
     summary, lines = directory / "summary.json", directory / "metrics.jsonl"
-    if not summary.exists():
-        return {}
     values = json.loads(summary.read_text())
     training = [json.loads(line) for line in lines.read_text().splitlines() if '"train"' in line]
     return {

@@ -15,6 +15,9 @@ from pydantic.dataclasses import dataclass
 _STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Scale = Annotated[float, Field(ge=1e-37, le=1e38)]
+"""Any number that float32 holds with a margin."""
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 EPSILON = {"adamw": 1e-8, "lamb": 1e-6}
@@ -204,7 +207,7 @@ class PrecisionConfig:
     loss_scale: Annotated[str, Field(examples=["auto", "none", "dynamic", "1024"])] = "auto"
     """`none`, `dynamic`, or a number to keep; `auto` is dynamic for compute in float16 and none otherwise."""
 
-    scale_start: Annotated[float, Field(gt=0)] = 65536.0
+    scale_start: Scale = 65536.0
     """First dynamic scale."""
 
     scale_growth: Annotated[float, Field(gt=1)] = 2.0
@@ -213,19 +216,19 @@ class PrecisionConfig:
     scale_backoff: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Factor by which the dynamic scale falls where an update is not finite."""
 
-    scale_window: Positive = 2000
+    scale_window: Count = 2000
     """Finite updates in a row after which the dynamic scale grows."""
 
-    scale_minimum: Annotated[float, Field(gt=0)] = 1.0
+    scale_minimum: Scale = 1.0
     """Floor of the dynamic scale."""
 
-    scale_maximum: Annotated[float, Field(gt=0)] = 4294967296.0
+    scale_maximum: Scale = 4294967296.0
     """Ceiling of the dynamic scale."""
 
-    scale_hysteresis: Positive = 1
+    scale_hysteresis: Count = 1
     """The dynamic scale falls at this skipped update and at all later ones, until it has grown again."""
 
-    max_skipped_updates: Positive = 50
+    max_skipped_updates: Count = 50
     """Updates in a row that may be skipped because they are not finite, before the run ends with exit code 3.
     Without a loss scale the first such update ends it."""
 
@@ -392,6 +395,6 @@ class Config:
                 f"{f' times parallel.data {devices}' if devices > 1 else ''}): take {' or '.join(near)}"
             )
         if self.resume and not self.workdir:
-            problems.append("resume needs the directory of the run to go on with: set workdir")
+            problems.append("resume needs the directory of the run to go on with, as workdir")
         _refuse(problems)
         return self

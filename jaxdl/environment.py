@@ -47,7 +47,8 @@ def prepare(allocator: Literal["tuned", "default"]) -> None:
 
     Simulated devices (`JAX_NUM_CPU_DEVICES` or `--xla_force_host_platform_device_count`) get enough
     threads: with fewer than devices that wait in one collective, XLA:CPU deadlocks. Where jax will compute on
-    the CPU, `COMPILER_FLAGS` are added to `XLA_FLAGS`, except one that is there already.
+    the CPU, `COMPILER_FLAGS` are added to `XLA_FLAGS`, except one that is there already. Where a plugin is
+    installed but no device is there for it, the platform is set to the CPU.
 
     `tuned` then restarts the program in this very process (same process id, arguments, standard streams and
     working directory) with `TUNABLES` in the environment, since glibc reads them only at the start of a
@@ -58,6 +59,9 @@ def prepare(allocator: Literal["tuned", "default"]) -> None:
         ConfigError: `JAX_NUM_CPU_DEVICES` is no number of devices; jax could not even be imported.
     """
     _provide_threads()
+    if not os.environ.get("JAX_PLATFORMS") and _has_plugin() and _lacks_devices():
+        # jax would ask the plugin for devices, which takes time, prints errors and may break its profiler.
+        os.environ["JAX_PLATFORMS"] = "cpu"
     if _computes_on_cpu():
         _choose_convolutions()
     if allocator == "tuned" and _restart_pays():
@@ -153,8 +157,19 @@ def _computes_on_cpu() -> bool:
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if platforms:
         return platforms.split(",")[0].strip().lower() == "cpu"
-    plugins = ("jax_plugins", "libtpu")
-    return not Path("/dev/nvidia0").exists() and not any(map(importlib.util.find_spec, plugins))
+    return not _has_plugin() or _lacks_devices()
+
+
+def _has_plugin() -> bool:
+    return any(map(importlib.util.find_spec, ("jax_plugins", "libtpu")))
+
+
+def _lacks_devices() -> bool:
+    """Whether Linux shows neither GPU nor TPU: a plugin for one may be installed to compile for it only."""
+    if sys.platform != "linux":
+        return False
+    nodes = ("nvidia[0-9]*", "dxg", "kfd", "accel[0-9]*", "accel/*", "vfio/[0-9]*")
+    return not any(any(Path("/dev").glob(node)) for node in nodes)
 
 
 def _tunables() -> str:

@@ -37,6 +37,6 @@ class DataError(JaxdlError):
 
 
 class CheckpointError(JaxdlError):
-    """A checkpoint, the run's directory or standard output could not be read or written."""
+    """A checkpoint, weights, the run's directory or standard output could not be read or written."""
 
     exit_code = 5

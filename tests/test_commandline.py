@@ -400,6 +400,7 @@ def test_main_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert run_main(monkeypatch, lambda config: 3, *STEPS) == 3
     assert run_main(monkeypatch, fail(DataError("no train/ in /data")), *STEPS) == 4
     assert capsys.readouterr().err == "error: no train/ in /data\n"
+    monkeypatch.setattr("os._exit", sys.exit)
     assert run_main(monkeypatch, fail(KeyboardInterrupt()), *STEPS) == 75
     assert run_main(monkeypatch, fail(AssertionError()), "--seed") == 2  # never runs
     monkeypatch.setattr(sys, "argv", ["prog", *STEPS])

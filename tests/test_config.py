@@ -14,6 +14,7 @@ from jaxdl.config import (
     MemoryConfig,
     OptimizerConfig,
     ParallelConfig,
+    PrecisionConfig,
     ProfileConfig,
     TrainConfig,
 )
@@ -43,7 +44,7 @@ def test_every_option_has_a_default_and_a_meaning() -> None:
         (lambda: OptimizerConfig(name="adamw", nesterov=True), r"nesterov works with optimizer\.name sgd"),
         (lambda: OptimizerConfig(epsilon=float("inf")), "finite"),
         (lambda: ParallelConfig(data=0), r"parallel\.data 0 leaves no device"),
-        (lambda: Config(train=TRAIN, resume=True), "set workdir"),
+        (lambda: Config(train=TRAIN, resume=True), "as workdir"),
         (
             lambda: Config(train=TRAIN, profile=ProfileConfig(start=10)),
             r"profile\.start 10 .* take 9 or less",
@@ -53,6 +54,15 @@ def test_every_option_has_a_default_and_a_meaning() -> None:
         *[
             (lambda remat=remat: MemoryConfig(remat=remat), rf"memory\.remat '{remat}' is not none, dots")
             for remat in ("dot", "blocks,full", "names", "names:", "names:a,,b", "NONE")
+        ],
+        *[
+            (lambda key=key: PrecisionConfig(**{key: 2**31}), "less than")
+            for key in ("scale_window", "scale_hysteresis", "max_skipped_updates")
+        ],
+        *[
+            (lambda key=key, value=value: PrecisionConfig(**{key: value}), "than or equal")
+            for key in ("scale_start", "scale_minimum", "scale_maximum")
+            for value in (1e39, 1e-38)
         ],
         (lambda: MemoryConfig(offload="activations"), r"set memory\.remat to dots or names:\.\.\., not none"),
         (lambda: MemoryConfig(offload="all", remat="blocks"), r"memory\.offload all .* not blocks"),

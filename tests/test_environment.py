@@ -134,11 +134,24 @@ def test_the_installed_xla_knows_the_flags():
     assert ran.stdout == "3.0\n", ran.stderr
 
 
-def test_an_accelerator_plugin_prevents_the_restart_unless_jax_is_told_to_use_the_cpu(tmp_path):
-    (tmp_path / "jax_plugins").mkdir()
-    assert start(tmp_path, "program.py", JAX_PLATFORMS=None)[1] == 1
-    if environment._has_glibc():
-        assert start(tmp_path, "program.py", JAX_PLATFORMS="cpu")[1] == 2
+@pytest.mark.parametrize(("lacking", "platform"), [(True, "cpu"), (False, None)])
+def test_a_plugin_counts_only_where_there_is_a_device_for_it(monkeypatch, lacking, platform):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr(environment, "_has_plugin", lambda: True)
+    monkeypatch.setattr(environment, "_lacks_devices", lambda: lacking)
+    environment.prepare("default")
+    assert os.environ.get("JAX_PLATFORMS") == platform
+    assert environment._computes_on_cpu() == lacking
+
+
+def test_without_a_plugin_the_platform_is_left_to_jax(monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr(environment, "_has_plugin", lambda: False)
+    environment.prepare("default")
+    assert "JAX_PLATFORMS" not in os.environ
+    assert environment._computes_on_cpu()
 
 
 def test_program_from_standard_input_is_not_restarted(tmp_path):

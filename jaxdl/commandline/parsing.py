@@ -1,8 +1,6 @@
 """From a program's arguments to its configuration, or to one message that says what to change."""
 
-import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from jaxdl.commandline.dump import run_yaml
 from jaxdl.commandline.layers import merge, read_file, scan, stored_config
 from jaxdl.commandline.manual import manual
+from jaxdl.commandline.programs import emit
 from jaxdl.commandline.schema import (
     SECTIONS,
     Layer,
@@ -24,7 +23,7 @@ from jaxdl.commandline.schema import (
     options,
 )
 from jaxdl.config import Config
-from jaxdl.errors import CheckpointError, ConfigError
+from jaxdl.errors import ConfigError
 
 
 def _validate(merged: Layer, problems: Sequence[str]) -> Config:
@@ -104,7 +103,7 @@ def parse(
     if preset and preset.is_relative_to(Path.cwd()):
         preset = preset.relative_to(Path.cwd())
     if "--help" in argv or "-h" in argv:
-        _print(manual(program, preset, description))
+        emit(manual(program, preset, description))
         raise SystemExit(0)
     arguments = scan(argv)
     base = [read_file(preset)] if preset and not arguments.files else []
@@ -115,20 +114,6 @@ def parse(
         merged = merge(layer for layer, _ in base + given)
     config = _validate(merged, [problem for _, problems in base + given for problem in problems])
     if arguments.print_config:
-        _print(run_yaml(config))
+        emit(run_yaml(config))
         raise SystemExit(0)
     return config
-
-
-def _print(text: str) -> None:
-    """Print, and be content when the reader has gone (`--help | head`)."""
-    if sys.stdout is None:  # closed by the caller
-        return
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except OSError as error:
-        # What is still in the buffer would fail once more when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            raise CheckpointError(f"standard output cannot be written ({error.strerror}).") from None

@@ -1,18 +1,23 @@
 """What programs have in common that take arguments of their own besides a run's options."""
 
 import argparse
+import contextlib
 import io
+import multiprocessing
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from jaxdl.errors import EXIT_STOPPED, ConfigError, JaxdlError
+from jaxdl.errors import EXIT_STOPPED, CheckpointError, ConfigError, JaxdlError
 
 
 def leave_after(program: Callable[[], int | None]) -> NoReturn:
     """Calls a program and leaves with the exit code of the contract.
 
     A `JaxdlError` is printed as one paragraph; any other exception is a bug and keeps its stack trace.
+    SIGTERM interrupts as Ctrl-C does.
 
     Args:
         program: what it returns is the exit code (None: 0).
@@ -20,14 +25,46 @@ def leave_after(program: Callable[[], int | None]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        sys.exit(program())
+        code = program()
+        emit("")  # what was printed is written, or it is told that it cannot be
+        sys.exit(code)
     except JaxdlError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
-        sys.exit(EXIT_STOPPED)
+        _end_at_once(EXIT_STOPPED)
+
+
+def _end_at_once(code: int) -> NoReturn:
+    """Ends without Python's own clearing up, which crashes where a compilation of XLA is under way."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            if stream is not None:
+                stream.flush()
+    os._exit(code)
+
+
+def emit(text: str) -> None:
+    """Prints a program's result, and is content when the reader has gone (`--help | head`).
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    if sys.stdout is None:  # closed by the caller
+        return
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # What is still in the buffer would fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise CheckpointError(f"standard output cannot be written ({error.strerror}).") from None
 
 
 class Parser(argparse.ArgumentParser):

@@ -36,10 +36,13 @@ def build_optimizer(
     Returns:
         A transformation of mean gradients in the parameters' dtype.
     """
-    clip = [] if config.clip_norm is None else [clip_by_global_norm(config.clip_norm)]
-    decay = (
-        [optax.add_decayed_weights(config.weight_decay, mask=decay_mask)] if config.weight_decay > 0 else []
-    )
+    # What is switched off keeps its place: a resumed run may switch it on, and the state must still fit.
+    clip = [optax.identity() if config.clip_norm is None else clip_by_global_norm(config.clip_norm)]
+    decay = [
+        optax.add_decayed_weights(config.weight_decay, mask=decay_mask)
+        if config.weight_decay > 0
+        else optax.identity()
+    ]
     momentum = [optax.trace(config.momentum, nesterov=config.nesterov)] if config.momentum > 0 else []
     rate = optax.scale_by_learning_rate(schedule)
     match config.name:

@@ -48,13 +48,13 @@ def described_devices(name: str) -> list[Any]:
     # JAX has no error of its own for a compiler that is missing or does not know a chip.
     except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
         raise ConfigError(
-            f"there is no compiler for {name} here: {str(error).splitlines()[0]}. Install the extra `plan`, "
-            "as by pip install -e '.[plan]'."
+            f"there is no compiler for {name} here: {str(error).splitlines()[0]}. If the extra `plan` is not "
+            "installed, that is why: pip install -e '.[plan]'."
         ) from error
     gpus = sorted(path.stem for path in HARDWARE.glob("*.txtpb"))
     raise ConfigError(
-        f"{name} is no chip that is described here: take one of {', '.join(gpus)}, with x8 after it for "
-        "eight in one node, or a TPU slice, as v5e:2x4."
+        f"{name} is no chip that is described here: take one of {', '.join(gpus)}, "
+        "several in one node as h100x8, or a TPU slice, as v5e:2x4."
     )
 
 

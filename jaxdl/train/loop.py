@@ -106,6 +106,8 @@ def train(
                     f"{program.updates} are asked for; take at least {step}."
                 )
         else:
+            if config.resume:
+                progress.say("there is no checkpoint to go on from: starting afresh")
             state, step, record = plan.compile_init(program.init)(), 0, {}
             if initial is not None:
                 params, model_state = put_over((state.params, state.model_state), initial)
@@ -221,7 +223,10 @@ def train(
         )
         if done:
             return 0
-        progress.say(f"{stop.name}: saved after update {step}; run again with --resume true to go on")
+        progress.say(
+            f"{stop.name}: saved after update {step}; to go on, run again with --workdir {directory} "
+            "--resume true"
+        )
         return EXIT_STOPPED
 
 
@@ -278,7 +283,7 @@ class InFlight:
         text = (
             f"update {step} is not finite: loss {float(values['loss']):g}, gradient norm "
             f"{float(values['gradient_norm']):g}, first bad parameter "
-            f"{names[int(np.argmin(values['finite']))]}. It was not applied, and the checkpoints hold finite "
+            f"{names[int(np.argmin(values['finite']))]}. It was not applied, and nothing saved holds such "
             "values. "
         )
         if "loss_scale" in values:

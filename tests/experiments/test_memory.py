@@ -56,4 +56,4 @@ def test_an_encoder_needs_less_with_rematerialisation_and_with_bfloat16(monkeypa
     assert needs["bf16", "none"]["arguments"] == needs["fp32", "none"]["arguments"]
     told = capsys.readouterr().out
     assert "12 encoder layers" in told
-    assert told.count("\n") == 2 + len(needs)
+    assert told.count("\n") == 3 + len(needs)

@@ -1,5 +1,7 @@
 """Rematerialisation changes what is kept, and nothing else."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -102,31 +104,42 @@ def test_an_encoder_gives_the_same_loss_gradients_and_dropout(remat, scan, depth
     )
 
 
-def test_each_level_keeps_less_of_a_scanned_encoder_than_the_one_before():
-    def temporaries(remat: str) -> int:
-        model = small_encoder(remat)
-        shapes = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), *tokens(), train=False)))
-        return encoder_step(model).lower(shapes).compile().memory_analysis().temp_size_in_bytes
+def resnet_loss(model):
+    variables = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), images(), train=False)))
+    apply = partial(model.apply, train=True, mutable=["batch_stats"])
+    return variables, lambda variables: apply(variables, images())[0].sum()
 
-    sizes = [temporaries(remat) for remat in ("none", "dots", "blocks", "full")]
+
+def encoder_loss(model):
+    variables = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), *tokens(), train=False)))
+    apply = partial(model.apply, train=True, rngs={"dropout": jax.random.key(7)})
+    return variables, lambda variables: apply(variables, *tokens()).sum()
+
+
+@pytest.mark.parametrize(
+    ("make", "loss_of"),
+    [(small_resnet, resnet_loss), (small_encoder, encoder_loss)],
+    ids=["resnet", "encoder"],
+)
+def test_each_level_keeps_less_than_the_one_before(make, loss_of):
+    """What differentiation keeps of the forward pass, before any compiler looks at it."""
+
+    def kept(remat: str) -> int:
+        variables, loss = loss_of(make(remat))
+        # The function that jax.vjp returns is a tree of what it holds.
+        _, backward = jax.eval_shape(partial(jax.vjp, loss), variables)
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(backward))
+
+    sizes = [kept(remat) for remat in ("none", "dots", "blocks", "full")]
     assert sizes == sorted(set(sizes), reverse=True)
 
 
-def kept_bytes(model) -> int:
-    """Bytes that differentiation keeps of the forward pass, parameters included, before any compiler."""
-    variables = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), images(), train=False)))
+def test_a_compiled_encoder_needs_less_from_none_to_dots_to_full():
+    def temporaries(remat: str) -> int:
+        variables, loss = encoder_loss(small_encoder(remat))
+        return jax.jit(jax.grad(loss)).lower(variables).compile().memory_analysis().temp_size_in_bytes
 
-    def loss(params, statistics):
-        variables = {"params": params, "batch_stats": statistics}
-        return model.apply(variables, images(), train=True, mutable=["batch_stats"])[0].sum()
-
-    # The function that jax.vjp returns is a tree of what it holds.
-    _, backward = jax.eval_shape(lambda v: jax.vjp(loss, v["params"], v["batch_stats"]), variables)
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(backward))
-
-
-def test_each_level_keeps_less_of_a_resnet_than_the_one_before():
-    sizes = [kept_bytes(small_resnet(level)) for level in ("none", "dots", "blocks", "full")]
+    sizes = [temporaries(remat) for remat in ("none", "dots", "full")]
     assert sizes == sorted(set(sizes), reverse=True)
 
 

@@ -128,3 +128,17 @@ def test_help_names_the_epsilons():
 def test_nesterov_belongs_to_sgd(name):
     with pytest.raises(ValidationError, match=f"optimizer.nesterov works .* sgd only, not with {name}"):
         OptimizerConfig(name=name, nesterov=True)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "lars"])
+def test_clipping_and_decay_may_be_switched_on_in_a_resumed_run(name):
+    params = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
+    configs = [
+        OptimizerConfig(name=name, clip_norm=clip, weight_decay=decay)
+        for clip in (None, 1.0)
+        for decay in (0.0, 0.1)
+    ]
+    states = [build_optimizer(config, lambda _: 0.1).init(params) for config in configs]
+    paths = [[path for path, _ in jax.tree_util.tree_leaves_with_path(state)] for state in states]
+    assert paths[0]
+    assert all(other == paths[0] for other in paths)
