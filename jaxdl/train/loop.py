@@ -283,8 +283,7 @@ class InFlight:
         text = (
             f"update {step} is not finite: loss {float(values['loss']):g}, gradient norm "
             f"{float(values['gradient_norm']):g}, first bad parameter "
-            f"{names[int(np.argmin(values['finite']))]}. It was not applied, and nothing saved holds such "
-            "values. "
+            f"{names[int(np.argmin(values['finite']))]}. Nothing saved holds such values. "
         )
         if "loss_scale" in values:
             text += (

@@ -81,16 +81,25 @@ def test_a_batch_without_weight_gives_loss_and_gradient_zero():
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(gradients))
 
 
+SCALED = PrecisionConfig(loss_scale="dynamic", scale_start=4.0)
+
+
+def scaled_state(task, optimizer, *, keep_average=False):
+    scale = init_loss_scale(SCALED)
+    return init_state(task, optimizer, seed=0, keep_average=keep_average, loss_scale=scale)
+
+
 @pytest.mark.parametrize("ema_decay", [None, 0.9])
-def test_an_update_that_is_not_finite_changes_nothing(ema_decay):
+def test_an_update_that_is_not_finite_changes_nothing_but_the_scale(ema_decay):
     task = Weighted()
-    step = jax.jit(make_train_step(task, SGD, SCHEDULE, seed=0, ema_decay=ema_decay))
-    state, _ = step(init_state(task, SGD, seed=0, keep_average=ema_decay is not None), examples())
+    step = jax.jit(make_train_step(task, SGD, SCHEDULE, seed=0, ema_decay=ema_decay, precision=SCALED))
+    state, _ = step(scaled_state(task, SGD, keep_average=ema_decay is not None), examples())
     bad = examples(seed=1)
     bad["x"] = bad["x"].at[5, 2].set(jnp.inf)
     after, metrics = step(state, bad)
     assert not np.all(metrics["finite"])
-    assert_bitwise(after, state)
+    assert_bitwise(replace(after, loss_scale=None), replace(state, loss_scale=None))
+    assert float(after.loss_scale.scale) == 2
     moved, metrics = step(after, examples(seed=2))
     assert np.all(metrics["finite"])
     assert int(moved.step) == 2
@@ -99,12 +108,15 @@ def test_an_update_that_is_not_finite_changes_nothing(ema_decay):
 def test_overflowing_parameters_are_refused_although_gradients_are_finite():
     task, batch, huge = Weighted(), examples(), optax.sgd(3e38)
     batch["y"] = batch["y"] + 10
-    step = make_train_step(task, huge, SCHEDULE, seed=0)
-    state = init_state(task, huge, seed=0, keep_average=False)
-    after, metrics = step(state, batch)
+    state = scaled_state(task, huge)
+    after, metrics = make_train_step(task, huge, SCHEDULE, seed=0, precision=SCALED)(state, batch)
     assert np.isfinite(metrics["gradient_norm"])
     assert not np.all(metrics["finite"])
-    assert_bitwise(after, state)
+    assert_bitwise(replace(after, loss_scale=None), replace(state, loss_scale=None))
+
+    # Without a scale nothing is held back, but it is told of, which ends the run.
+    _, metrics = make_train_step(task, huge, SCHEDULE, seed=0)(replace(state, loss_scale=None), batch)
+    assert not np.all(metrics["finite"])
 
 
 def test_averages_are_ramped_and_include_the_statistics():
