@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from jaxdl import environment
-from jaxdl.commandline.programs import Parser, leave_after, table, whole_number
+from jaxdl.commandline.programs import Parser, leave_after, refuse_no_file, table, whole_number
 from jaxdl.errors import ConfigError, JaxdlError
 
 # Neither jax nor torch is imported here: the workers do that, and this process takes no core from them.
@@ -100,8 +100,8 @@ def benchmark(arguments: argparse.Namespace) -> None:
             f"--image_size {arguments.image_size} is too small for this network: take 32 or more."
         )
     path: Path | None = arguments.json
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise ConfigError(f"--json {path} cannot be written: name a file in a directory that exists.")
+    if path is not None:
+        refuse_no_file(path)
     contenders = [PYTORCH, PYTORCH_TUNED, JAXDL] + [JAXDL_LAX] * arguments.lax
     threads = cores()
     report = {

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from experiments import resnet50
 from jaxdl import commandline
-from jaxdl.commandline.programs import Parser, emit, leave_after, table, whole_number
+from jaxdl.commandline.programs import Parser, emit, leave_after, refuse_no_file, table, whole_number
 from jaxdl.config import Config
-from jaxdl.errors import CheckpointError, ConfigError
+from jaxdl.errors import CheckpointError
 
 if TYPE_CHECKING:
     from jaxdl.train.task import Task
@@ -70,9 +70,8 @@ class Need:
 def main() -> None:
     """Runs the study."""
     arguments = parse(sys.argv[1:])
-    if (file := arguments.json) and (file.is_dir() or not file.absolute().parent.is_dir()):
-        raise ConfigError(f"--json {file} cannot be written: name a file in a directory that exists.")
-    if file:
+    if file := arguments.json:
+        refuse_no_file(file)
         _touch(file)
     needs = []
     for need in study(arguments):
@@ -152,19 +151,13 @@ def study(arguments: argparse.Namespace) -> Iterator[Need]:
     configs = [configuration(arguments, *each) for each in combinations]
 
     # JAX is imported only now: a wrong argument should be refused at once.
-    import numpy as np
-    from jax.sharding import AxisType, Mesh
-
-    from jaxdl.parallel.mesh import BATCH_AXIS
     from jaxdl.planning.topology import described_devices
     from jaxdl.train.program import prepare
 
-    mesh = None
-    if arguments.on is not None:
-        mesh = Mesh(np.asarray(described_devices(arguments.on)), (BATCH_AXIS,), axis_types=(AxisType.Auto,))
+    devices = None if arguments.on is None else described_devices(arguments.on)
     tasks = [subject(arguments, config) for config in configs]
     programs = [
-        prepare(config, task, config.data.synthetic_examples, mesh=mesh)
+        prepare(config, task, config.data.synthetic_examples, devices=devices)
         for config, (task, _) in zip(configs, tasks, strict=True)
     ]
     for config, program, (_, batch) in zip(configs, programs, tasks, strict=True):
@@ -241,12 +234,13 @@ def encoder_task(config: Config, settings: dict[str, int], *, scan: bool) -> "Ta
 
     policy = parse_policy(config.precision.policy)
     types = {"dtype": policy.compute, "param_dtype": policy.params}
-    offload = config.memory.offload in ("activations", "all")
     embedding = nn.Embed(WORDS, settings["embed"], **types)
     encoder = Encoder(
         settings["depth"],
         {"heads": settings["heads"], "mlp": settings["mlp"], **types},
-        Remat.parse(config.memory.remat, dots=DOTS, others=OTHERS, offload=offload),
+        Remat.parse(
+            config.memory.remat, dots=DOTS, others=OTHERS, offload=config.memory.offloads_activations
+        ),
         scan,
     )
 

@@ -44,7 +44,7 @@ def build_task(config: Config, train_source: "Source") -> "Classification":
         param_dtype=policy.params,
         convolution=config.model.convolution,
         remat=config.memory.remat,
-        offload=config.memory.offload in ("activations", "all"),
+        offload=config.memory.offloads_activations,
     )
     return Classification(
         model=model,

@@ -294,6 +294,16 @@ class MemoryConfig:
     of memory between steps) that make training about a quarter faster; `default` leaves the process as it
     is."""
 
+    @property
+    def offloads_activations(self) -> bool:
+        """Whether what `remat` keeps by name is held in the host's memory."""
+        return self.offload in ("activations", "all")
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether the optimizer's state is held in the host's memory."""
+        return self.offload in ("optimizer", "all")
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         problems = []
@@ -304,7 +314,7 @@ class MemoryConfig:
                 f"memory.remat {self.remat!r} is not none, dots, blocks, full or a list of activations, as "
                 "names:conv2,conv3"
             )
-        if self.offload in ("activations", "all") and level not in ("dots", "names"):
+        if self.offloads_activations and level not in ("dots", "names"):
             problems.append(
                 f"memory.offload {self.offload} holds what memory.remat keeps by name: set memory.remat to "
                 f"dots or names:..., not {self.remat}"

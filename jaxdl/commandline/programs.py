@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxdl.errors import EXIT_STOPPED, CheckpointError, ConfigError, JaxdlError
@@ -82,6 +83,16 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """See `argparse.ArgumentParser.error`."""
         raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def refuse_no_file(path: Path) -> None:
+    """Refuses a --json that names no file, before what would be written there is measured.
+
+    Raises:
+        ConfigError: it is a directory, or in none that exists.
+    """
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ConfigError(f"--json {path} cannot be written: name a file in a directory that exists.")
 
 
 def whole_number(minimum: int) -> Callable[[str], int]:

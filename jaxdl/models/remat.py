@@ -26,6 +26,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxdl.errors import ConfigError
 
+HOST_MEMORY = "pinned_host"
+"""JAX's name for memory of the host from which an accelerator copies directly."""
+
 Level = Literal["none", "dots", "blocks", "full", "names"]
 
 
@@ -83,6 +86,6 @@ class Remat:
                 names_which_can_be_saved=[],
                 names_which_can_be_offloaded=list(self.names),
                 offload_src="device",
-                offload_dst="pinned_host",
+                offload_dst=HOST_MEMORY,
             )
         return policies.save_only_these_names(*self.names)

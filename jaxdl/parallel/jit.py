@@ -15,10 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdl.config import MemoryConfig
 from jaxdl.errors import ConfigError
+from jaxdl.models.remat import HOST_MEMORY
 from jaxdl.parallel.mesh import BATCH_AXIS
-
-HOST_MEMORY = "pinned_host"
-"""JAX's name for memory of the host from which an accelerator copies directly."""
 
 
 @dataclass(frozen=True)

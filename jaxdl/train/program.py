@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import optax
-from jax.sharding import Mesh
 
 from jaxdl.config import Config
 from jaxdl.data.loader import updates_in
@@ -20,7 +20,7 @@ from jaxdl.errors import ConfigError
 from jaxdl.optim.build import build_optimizer
 from jaxdl.optim.schedules import build_schedule
 from jaxdl.parallel.jit import JitPlan, refuse_offload
-from jaxdl.parallel.mesh import make_mesh, refuse_uneven
+from jaxdl.parallel.mesh import make_mesh
 from jaxdl.precision import init_loss_scale
 from jaxdl.train.state import TrainState, init_state
 from jaxdl.train.step import EvalStep, TrainStep, make_eval_step, make_train_step
@@ -56,14 +56,14 @@ class Program:
     state: TrainState
 
 
-def prepare(config: Config, task: Task, examples: int, *, mesh: Mesh | None = None) -> Program:
+def prepare(config: Config, task: Task, examples: int, *, devices: list[Any] | None = None) -> Program:
     """Works out a run.
 
     Args:
         config: the whole run.
         task: model and loss.
         examples: size of the training set.
-        mesh: devices to compile for; None takes those at hand, as the configuration asks.
+        devices: described ones to compile for; None takes those at hand.
 
     Raises:
         ConfigError: the settings do not fit together, the data or the devices.
@@ -86,12 +86,10 @@ def prepare(config: Config, task: Task, examples: int, *, mesh: Mesh | None = No
         config.optimizer, batch_size=batch_size, updates=updates, updates_per_epoch=updates_per_epoch
     )
     optimizer = build_optimizer(config.optimizer, schedule)
-    if mesh is None:
-        mesh = make_mesh(config.parallel, batch_size=batch_size, accumulate=accumulate)
+    mesh = make_mesh(config.parallel, batch_size=batch_size, accumulate=accumulate, devices=devices)
+    if devices is None:
         refuse_offload(config.memory, mesh)
-    else:
-        refuse_uneven(mesh.size, batch_size=batch_size, accumulate=accumulate)
-    plan = JitPlan(mesh, offload_optimizer=config.memory.offload in ("optimizer", "all"))
+    plan = JitPlan(mesh, offload_optimizer=config.memory.offloads_optimizer)
     init = partial(
         init_state,
         task,

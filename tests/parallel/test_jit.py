@@ -8,7 +8,8 @@ import pytest
 
 from jaxdl.config import MemoryConfig, ParallelConfig
 from jaxdl.errors import ConfigError
-from jaxdl.parallel.jit import HOST_MEMORY, JitPlan, refuse_offload
+from jaxdl.models.remat import HOST_MEMORY
+from jaxdl.parallel.jit import JitPlan, refuse_offload
 from jaxdl.parallel.mesh import make_mesh
 from jaxdl.train.state import init_state
 from jaxdl.train.step import make_train_step
