@@ -15,28 +15,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from experiments import resnet50
+from experiments import subjects
+from experiments.subjects import SUBJECTS
 from jaxdl import commandline
 from jaxdl.commandline.programs import Parser, emit, leave_after, refuse_no_file, table, whole_number
 from jaxdl.config import Config
 from jaxdl.errors import CheckpointError
 
-if TYPE_CHECKING:
-    from jaxdl.train.task import Task
-
 PROGRAM = "python -m experiments.memory"
-ENCODERS = {
-    "encoder-base": {"depth": 12, "embed": 768, "heads": 12, "mlp": 3072},
-    "encoder-large": {"depth": 24, "embed": 1024, "heads": 16, "mlp": 4096},
-}
-SUBJECTS = {
-    "resnet50": "ResNet-50 on ImageNet's images, SGD with momentum",
-    "encoder-base": "12 encoder layers as of BERT-Base behind an embedding of 30,522 words, AdamW",
-    "encoder-large": "24 encoder layers as of BERT-Large behind an embedding of 30,522 words, AdamW",
-}
-WORDS = 30_522
 MIB = 2**20
 
 
@@ -155,12 +143,16 @@ def study(arguments: argparse.Namespace) -> Iterator[Need]:
     from jaxdl.train.program import prepare
 
     devices = None if arguments.on is None else described_devices(arguments.on)
-    tasks = [subject(arguments, config) for config in configs]
+    tasks = [
+        subjects.build(arguments.subject, config, length=arguments.length, scan=not arguments.unrolled)
+        for config in configs
+    ]
     programs = [
         prepare(config, task, config.data.synthetic_examples, devices=devices)
-        for config, (task, _) in zip(configs, tasks, strict=True)
+        for config, task in zip(configs, tasks, strict=True)
     ]
-    for config, program, (_, batch) in zip(configs, programs, tasks, strict=True):
+    for config, program, task in zip(configs, programs, tasks, strict=True):
+        batch = task.example(config.data.batch_size)
         began = time.monotonic()
         compiled: Any = program.plan.compile_train(program.train_step, program.state, batch)
         analysis = compiled.memory_analysis()
@@ -197,76 +189,6 @@ def configuration(
         f"--memory.offload={offload}",
     ]
     return commandline.parse(PROGRAM, options, None)
-
-
-def subject(arguments: argparse.Namespace, config: Config) -> "tuple[Task, dict[str, Any]]":
-    """Builds what is to be trained, and the shapes of a batch of it."""
-    import jax
-    import numpy as np
-
-    from jaxdl.data.sources import open_source
-
-    examples, size = config.data.batch_size, config.data.image_size
-    if arguments.subject == "resnet50":
-        shapes = {"image": ((examples, size, size, 3), np.uint8), "label": ((examples,), np.int32)}
-        task: Task = resnet50.build_task(config, open_source(config.data, "train"))
-    else:
-        shapes = {"word": ((examples, arguments.length), np.int32)}
-        task = encoder_task(config, ENCODERS[arguments.subject], scan=not arguments.unrolled)
-    return task, {name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in shapes.items()}
-
-
-def encoder_task(config: Config, settings: dict[str, int], *, scan: bool) -> "Task":
-    """A stack of encoder layers as a task: its loss is the mean square of what comes out of it.
-
-    Args:
-        config: precision and memory.
-        settings: `depth`, `embed`, `heads` and `mlp`.
-        scan: see `jaxdl.models.transformer.Encoder`.
-    """
-    import jax
-    import jax.numpy as jnp
-    from flax import linen as nn
-
-    from jaxdl.models.remat import Remat
-    from jaxdl.models.transformer import DOTS, OTHERS, Encoder
-    from jaxdl.precision import parse_policy
-
-    policy = parse_policy(config.precision.policy)
-    types = {"dtype": policy.compute, "param_dtype": policy.params}
-    embedding = nn.Embed(WORDS, settings["embed"], **types)
-    encoder = Encoder(
-        settings["depth"],
-        {"heads": settings["heads"], "mlp": settings["mlp"], **types},
-        Remat.parse(
-            config.memory.remat, dots=DOTS, others=OTHERS, offload=config.memory.offloads_activations
-        ),
-        scan,
-    )
-
-    class Stack:
-        def init(self, key: jax.Array) -> tuple[Any, Any]:
-            words = jnp.zeros((1, 1), jnp.int32)
-            table = embedding.init(key, words)["params"]
-            hidden = jnp.zeros((1, 1, settings["embed"]), policy.compute)
-            layers = encoder.init(key, hidden, words == 0, train=False)["params"]
-            return nn.unbox({"embedding": table, "encoder": layers}), {}
-
-        def loss(
-            self, params: Any, model_state: Any, batch: dict[str, jax.Array], key: jax.Array
-        ) -> tuple[jax.Array, jax.Array, Any]:
-            hidden = embedding.apply({"params": params["embedding"]}, batch["word"])
-            mask = jnp.ones(batch["word"].shape, bool)
-            rngs = {"dropout": key}
-            y = encoder.apply({"params": params["encoder"]}, hidden, mask, train=True, rngs=rngs)
-            return jnp.square(y.astype(jnp.float32)).mean((1, 2)).sum(), jnp.float32(len(y)), model_state
-
-        def evaluate(
-            self, params: Any, model_state: Any, batch: dict[str, jax.Array]
-        ) -> dict[str, jax.Array]:
-            raise NotImplementedError("this task is only compiled")
-
-    return Stack()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxdl import commandline, environment
 from jaxdl.config import Config
+from jaxdl.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxdl.data.types import Source
@@ -32,10 +33,16 @@ def run(config: Config) -> int:
 def build_task(config: Config, train_source: "Source") -> "Classification":
     """Builds the network and its loss for the classes and channels of a training set."""
     from jaxdl import models
+    from jaxdl.parallel.mapped import AXIS
     from jaxdl.precision import parse_policy
     from jaxdl.train.task import Classification
 
-    policy = parse_policy(config.precision.policy)
+    policy, parallel = parse_policy(config.precision.policy), config.parallel
+    if parallel.pipeline > 1 and parallel.schedule == "circular":
+        raise ConfigError(
+            f"parallel.schedule circular is for models whose layers are equal; {config.model.name} takes "
+            "gpipe or 1f1b"
+        )
     model = models.build(
         config.model.name,
         num_classes=train_source.num_classes,
@@ -45,6 +52,9 @@ def build_task(config: Config, train_source: "Source") -> "Classification":
         convolution=config.model.convolution,
         remat=config.memory.remat,
         offload=config.memory.offloads_activations,
+        batch_norm=models.BatchNormScope(
+            parallel.batch_norm_groups, None if parallel.backend == "jit" else AXIS
+        ),
     )
     return Classification(
         model=model,

@@ -15,10 +15,11 @@ from jax.typing import DTypeLike
 
 from jaxdl.errors import ConfigError
 from jaxdl.models.convolution import Formulation
+from jaxdl.models.layers import WHOLE_BATCH, BatchNormScope
 from jaxdl.models.remat import Remat
 from jaxdl.models.resnet import DOTS, NORMS, ResNet, Stem
 
-__all__ = ["MODELS", "ResNet", "build", "resolve_stem"]
+__all__ = ["MODELS", "BatchNormScope", "ResNet", "build", "resolve_stem"]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": partial(ResNet, (2, 2, 2, 2), False),
@@ -40,6 +41,7 @@ def build(
     convolution: Formulation = "auto",
     remat: str = "none",
     offload: bool = False,
+    batch_norm: BatchNormScope = WHOLE_BATCH,
 ) -> nn.Module:
     """Makes a model by name.
 
@@ -53,6 +55,7 @@ def build(
         remat: What is kept for the backward pass: `none`, `dots`, `blocks`, `full` or `names:a,b`, see
             `jaxdl.models.remat`.
         offload: Keep what `remat` keeps by name in the host's memory.
+        batch_norm: Which examples of a batch are normalised together.
 
     Raises:
         ConfigError: There is no such model, or it has no such activation.
@@ -66,6 +69,7 @@ def build(
         param_dtype=param_dtype,
         convolution=convolution,
         remat=Remat.parse(remat, dots=DOTS, others=NORMS, offload=offload),
+        batch_norm=batch_norm,
     )
 
 

@@ -8,13 +8,18 @@ parameters are stored in), and tags its result with its own name
 """
 
 # mypy: allow-subclassing-any, allow-untyped-decorators
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
+from jaxdl.errors import ConfigError
 from jaxdl.models.convolution import Formulation, convolve
-from jaxdl.models.normalization import affine, expand, normalize_by_batch
+from jaxdl.models.normalization import Peers, affine, expand, normalize_by_batch
 from jaxdl.models.remat import tag
 
 # He et al. 2015 (https://arxiv.org/abs/1502.01852) for the backward pass, as the reference ResNets use it.
@@ -61,6 +66,49 @@ class Conv(nn.Module):
         return tag(y, self.name)
 
 
+@dataclass(frozen=True)
+class BatchNormScope:
+    """Which examples of a batch are normalised together in training.
+
+    Running statistics are means over the groups. Small groups are cheap to normalise on devices of their own,
+    and regularise (Hoffer et al. 2017, https://arxiv.org/abs/1705.08741).
+
+    Attributes:
+        groups: Equal parts of the whole batch, each of consecutive examples, that are normalised apart.
+            None: the examples at hand are one group, whatever others there are.
+        axis: Name of the mapped axis (`shard_map` or `pmap`) along which copies of the layer have the other
+            examples; None where the layer is given them all.
+    """
+
+    groups: int | None = 1
+    axis: str | None = None
+
+    def resolve(self, examples: int) -> tuple[int, Peers | None]:
+        """Tells into how many groups the examples at hand fall, and which copies share each.
+
+        Args:
+            examples: Number of examples at hand.
+
+        Raises:
+            ConfigError: Neither do the groups divide the copies evenly, nor the copies the groups; or the
+                groups do not divide the examples.
+        """
+        copies = 1 if self.axis is None else jax.lax.axis_size(self.axis)
+        if self.groups is None:
+            return 1, None
+        if self.groups % copies == 0 and examples % (self.groups // copies) == 0:
+            return self.groups // copies, None
+        if copies % self.groups == 0 and self.axis is not None:
+            return 1, (self.axis, None if self.groups == 1 else copies // self.groups)
+        raise ConfigError(
+            f"parallel.batch_norm: {self.groups} groups do not divide {examples} examples on each of "
+            f"{copies} device(s) evenly: take a divisor or a multiple of the devices that divides the batch"
+        )
+
+
+WHOLE_BATCH = BatchNormScope()
+
+
 class BatchNorm(nn.Module):
     """Batch normalisation over all axes but the last (Ioffe & Szegedy 2015, https://arxiv.org/abs/1502.03167).
 
@@ -78,6 +126,7 @@ class BatchNorm(nn.Module):
         epsilon: Added to the variance.
         zero_scale: Start the scale at 0 rather than 1.
         rectify: Apply max(., 0) to the result.
+        batch: Which examples of the batch are normalised together.
         dtype: Dtype of the result.
         param_dtype: Dtype of scale and bias, [channel].
     """
@@ -86,6 +135,7 @@ class BatchNorm(nn.Module):
     epsilon: float = 1e-5
     zero_scale: bool = False
     rectify: bool = False
+    batch: BatchNormScope = WHOLE_BATCH
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
 
@@ -111,11 +161,35 @@ class BatchNorm(nn.Module):
         if not train:
             factor = scale * jax.lax.rsqrt(running_var.value + self.epsilon)
             return tag(affine(x, running_mean.value, factor, bias, residual, self.rectify), self.name)
-        y, mean, var = normalize_by_batch(x, scale, bias, residual, self.epsilon, self.rectify)
+        groups, peers = self.batch.resolve(len(x))
+        if groups == 1:
+            y, mean, var = normalize_by_batch(x, scale, bias, residual, self.epsilon, self.rectify, peers)
+        else:
+            each = partial(normalize_by_batch, epsilon=self.epsilon, rectify=self.rectify, peers=peers)
+            y, mean, var = _by_group(each, groups, x, scale, bias, residual)
         if not self.is_initializing():
             running_mean.value = self.momentum * running_mean.value + (1 - self.momentum) * mean
             running_var.value = self.momentum * running_var.value + (1 - self.momentum) * var
         return tag(y, self.name)
+
+
+def _by_group(
+    normalize: Callable[..., tuple[jax.Array, jax.Array, jax.Array]],
+    groups: int,
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    residual: jax.Array | None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Normalises consecutive groups of examples apart; gives the mean of their means and variances."""
+
+    def split(array: jax.Array) -> jax.Array:
+        return array.reshape(groups, -1, *array.shape[1:])
+
+    in_axes = (0, None, None, None if residual is None else 0)
+    mapped = jax.vmap(normalize, in_axes)
+    y, mean, var = mapped(split(x), scale, bias, None if residual is None else split(residual))
+    return y.reshape(x.shape), mean.mean(0), var.mean(0)
 
 
 class Classifier(nn.Module):
@@ -138,7 +212,7 @@ class Classifier(nn.Module):
         # Normal with deviation 0.01 and zero bias: Goyal et al. 2017 (https://arxiv.org/abs/1706.02677), 5.1.
         kernel = self.param(
             "kernel",
-            nn.with_logical_partitioning(nn.initializers.normal(0.01), ("channel_in", "classes")),
+            nn.with_logical_partitioning(nn.initializers.normal(0.01), ("channel", "classes")),
             (x.shape[-1], self.num_classes),
             self.param_dtype,
         )
@@ -150,6 +224,12 @@ class Classifier(nn.Module):
         )
         logits = jnp.matmul(x, kernel.astype(self.dtype), preferred_element_type=jnp.float32)
         return logits + expand(bias.astype(jnp.float32), logits)
+
+
+def constrain(x: jax.Array, *names: str | None) -> jax.Array:
+    """Asks that an activation be laid out by the names of its axes; without a plan, does nothing."""
+    constrained: jax.Array = nn.with_logical_constraint(x, names)
+    return constrained
 
 
 def _by_channel(init: nn.initializers.Initializer) -> nn.initializers.Initializer:

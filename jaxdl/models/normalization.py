@@ -5,11 +5,15 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+Peers = tuple[str, int | None]
+"""Copies of a computation whose examples are normalised together: name of the mapped axis, and how many
+neighbours along it (None: all)."""
+
 _Outputs = tuple[jax.Array, jax.Array, jax.Array]
 _Saved = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
 def normalize_by_batch(
     x: jax.Array,
     scale: jax.Array,
@@ -17,6 +21,7 @@ def normalize_by_batch(
     residual: jax.Array | None,
     epsilon: float,
     rectify: bool,
+    peers: Peers | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Normalises over all axes but the last, adds the residual and rectifies.
 
@@ -32,11 +37,12 @@ def normalize_by_batch(
         residual: Like x, or None.
         epsilon: Added to the variance.
         rectify: Apply max(., 0) last.
+        peers: Where copies of this computation hold other parts of the batch, those that share statistics.
 
     Returns:
         The result in x's dtype; mean and biased variance of the batch, [channel], float32.
     """
-    return _forward(x, scale, bias, residual, epsilon, rectify)
+    return _forward(x, scale, bias, residual, epsilon, rectify, peers)
 
 
 def affine(
@@ -59,6 +65,19 @@ def _scaled(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -
     return (x.astype(jnp.float32) - expand(mean, x)) * expand(factor, x) + expand(bias, x)
 
 
+def _shared(mean: jax.Array, peers: Peers | None) -> jax.Array:
+    """The mean over peers; their parts of the batch are equally large."""
+    if peers is None:
+        return mean
+    axis, neighbours = peers
+    groups = None
+    if neighbours is not None:
+        places = range(jax.lax.axis_size(axis))
+        groups = [list(places[i : i + neighbours]) for i in places[::neighbours]]
+    shared: jax.Array = jax.lax.pmean(mean, axis, axis_index_groups=groups)
+    return shared
+
+
 def expand(vector: jax.Array, x: jax.Array) -> jax.Array:
     """[channel] -> [1, ..., 1, channel]: ranks are promoted in the open only."""
     return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
@@ -71,12 +90,13 @@ def _forward(
     residual: jax.Array | None,
     epsilon: float,
     rectify: bool,
+    peers: Peers | None,
 ) -> _Outputs:
     axes = tuple(range(x.ndim - 1))
     x32 = x.astype(jnp.float32)
-    mean = x32.mean(axes)
+    mean = _shared(x32.mean(axes), peers)
     # The mean squared distance: E[x^2] - E[x]^2 has no digit left once the mean is large for the deviation.
-    var = jnp.square(x32 - expand(mean, x)).mean(axes)
+    var = _shared(jnp.square(x32 - expand(mean, x)).mean(axes), peers)
     factor = scale * jax.lax.rsqrt(var + epsilon)
     return affine(x, mean, factor, bias, residual, rectify), mean, var
 
@@ -88,13 +108,14 @@ def _forward_rule(
     residual: jax.Array | None,
     epsilon: float,
     rectify: bool,
+    peers: Peers | None,
 ) -> tuple[_Outputs, _Saved]:
-    out, mean, var = _forward(x, scale, bias, residual, epsilon, rectify)
+    out, mean, var = _forward(x, scale, bias, residual, epsilon, rectify, peers)
     return (out, mean, var), (x, scale, bias, mean, var, out if residual is not None else None)
 
 
 def _backward_rule(
-    epsilon: float, rectify: bool, saved: _Saved, cotangents: _Outputs
+    epsilon: float, rectify: bool, peers: Peers | None, saved: _Saved, cotangents: _Outputs
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
     x, scale, bias, mean, var, out = saved
     d_out, d_mean, d_var = cotangents
@@ -111,8 +132,10 @@ def _backward_rule(
     centred = x32 - expand(mean, x)
     d_bias = d.sum(axes)
     d_scale = (d * centred).sum(axes) * rsqrt
-    slope = (2 * d_var - factor * rsqrt * d_scale) / count
-    offset = (d_mean - factor * d_bias) / count
+    # What is shared acts on the examples of all peers, and theirs on it. The gradients of scale and bias stay
+    # this copy's own: whoever sums gradients over copies sums them too.
+    slope = _shared(2 * d_var - factor * rsqrt * d_scale, peers) / count
+    offset = _shared(d_mean - factor * d_bias, peers) / count
     dx = d * expand(factor, x) + centred * expand(slope, x) + expand(offset, x)
     return dx.astype(x.dtype), d_scale, d_bias, d_residual
 

@@ -16,7 +16,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from jaxdl.models.convolution import Formulation
-from jaxdl.models.layers import BatchNorm, Classifier, Conv
+from jaxdl.models.layers import WHOLE_BATCH, BatchNorm, BatchNormScope, Classifier, Conv
 from jaxdl.models.pooling import max_pool
 from jaxdl.models.remat import Remat
 
@@ -46,6 +46,7 @@ class ResNet(nn.Module):
         param_dtype: Dtype of the parameters.
         convolution: How convolutions are computed, see `jaxdl.models.convolution`.
         remat: What is kept for the backward pass; the stem counts as a block and as a stage.
+        batch_norm: Which examples of a batch are normalised together.
     """
 
     stage_sizes: tuple[int, ...]
@@ -57,6 +58,7 @@ class ResNet(nn.Module):
     param_dtype: DTypeLike = jnp.float32
     convolution: Formulation = "auto"
     remat: Remat = Remat()
+    batch_norm: BatchNormScope = WHOLE_BATCH
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -92,7 +94,11 @@ class ResNet(nn.Module):
     @nn.nowrap
     def _stages(self) -> list[list[Callable[..., nn.Module]]]:
         """What makes each block: the stem's, then each stage's."""
-        settings: dict[str, Any] = {"convolution": self.convolution, **self._types()}
+        settings: dict[str, Any] = {
+            "convolution": self.convolution,
+            "batch_norm": self.batch_norm,
+            **self._types(),
+        }
         block, stem = BottleneckBlock if self.bottleneck else BasicBlock, _Stem
         if self.remat.level != "none":
             block, stem = (
@@ -129,6 +135,7 @@ class _Stem(nn.Module):
     dtype: DTypeLike
     param_dtype: DTypeLike
     convolution: Formulation
+    batch_norm: BatchNormScope
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -148,6 +155,7 @@ class BasicBlock(nn.Module):
         dtype: Dtype of computation.
         param_dtype: Dtype of the parameters.
         convolution: How convolutions are computed.
+        batch_norm: Which examples are normalised together.
     """
 
     features: int
@@ -155,6 +163,7 @@ class BasicBlock(nn.Module):
     dtype: DTypeLike
     param_dtype: DTypeLike
     convolution: Formulation
+    batch_norm: BatchNormScope
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -177,6 +186,7 @@ class BottleneckBlock(nn.Module):
         dtype: Dtype of computation.
         param_dtype: Dtype of the parameters.
         convolution: How convolutions are computed.
+        batch_norm: Which examples are normalised together.
     """
 
     features: int
@@ -184,6 +194,7 @@ class BottleneckBlock(nn.Module):
     dtype: DTypeLike
     param_dtype: DTypeLike
     convolution: Formulation
+    batch_norm: BatchNormScope
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -202,7 +213,8 @@ class BottleneckBlock(nn.Module):
 def _parts(module: Any) -> tuple[Any, Any]:
     """The convolution and the normalisation of a module's settings."""
     types = {"dtype": module.dtype, "param_dtype": module.param_dtype}
-    return partial(Conv, formulation=module.convolution, **types), partial(BatchNorm, **types)
+    norm = partial(BatchNorm, batch=module.batch_norm, **types)
+    return partial(Conv, formulation=module.convolution, **types), norm
 
 
 def _shortcut(conv: Any, norm: Any, x: jax.Array, features: int, strides: int, train: bool) -> jax.Array:

@@ -18,6 +18,8 @@ import numpy as np
 from flax import linen as nn
 from jax.typing import DTypeLike
 
+from jaxdl.models.circular import Circular, run_circular
+from jaxdl.models.layers import constrain
 from jaxdl.models.remat import Remat, tag
 
 DOTS = ("query", "key", "value", "attention_out", "mlp_in", "mlp_out")
@@ -56,54 +58,60 @@ class EncoderLayer(nn.Module):
     remat: Remat = Remat()
 
     @nn.compact
-    def __call__(self, x: jax.Array, mask: jax.Array, key: jax.Array | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array, mask: jax.Array, keys: jax.Array | None = None) -> jax.Array:
         """Maps [batch, length, embed] to the same shape.
 
         Args:
             x: Hidden states.
             mask: bool [batch, length], True where there is a token; padding is never attended to.
-            key: Random key of this layer's dropout; None switches it off.
+            keys: Random key of each example's dropout in this layer, [batch]; None switches it off.
         """
         attend, perceptron = EncoderLayer._attend, EncoderLayer._perceptron
         if self.remat.level == "blocks":
             attend, perceptron = nn.remat(attend), nn.remat(perceptron)
-        keys: tuple[Any, Any] = (None, None) if key is None else tuple(jax.random.split(key))
-        x = attend(self, x.astype(self.dtype), mask, keys[0])
-        y: jax.Array = perceptron(self, x, keys[1])
+        x = attend(self, x.astype(self.dtype), mask, keys)
+        y: jax.Array = perceptron(self, x, keys)
         return y
 
-    def _attend(self, x: jax.Array, mask: jax.Array, key: jax.Array | None) -> jax.Array:
-        keys: tuple[Any, Any] = (None, None) if key is None else tuple(jax.random.split(key))
+    def _attend(self, x: jax.Array, mask: jax.Array, keys: jax.Array | None) -> jax.Array:
         norm = self._norm("attention_norm")
-        y = self._attention(norm(x) if self.pre_norm else x, mask, keys[0])
-        x = x + drop(y, self.dropout, keys[1])
-        return x if self.pre_norm else norm(x)
+        y = self._attention(norm(x) if self.pre_norm else x, mask, fold_in(keys, 0))
+        x = self._between(x + drop(y, self.dropout, fold_in(keys, 1)))
+        return x if self.pre_norm else self._between(norm(x))
 
-    def _perceptron(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
+    def _perceptron(self, x: jax.Array, keys: jax.Array | None) -> jax.Array:
         norm = self._norm("mlp_norm")
         widen = self._dense("mlp_in", (self.mlp,), ("embed",), ("mlp",))
         narrow = self._dense("mlp_out", (x.shape[-1],), ("mlp",), ("embed",))
-        y = narrow(jax.nn.gelu(widen(norm(x) if self.pre_norm else x), approximate=False))
-        x = x + drop(y, self.dropout, key)
-        return x if self.pre_norm else norm(x)
+        hidden = constrain(widen(norm(x) if self.pre_norm else x), "batch", None, "mlp")
+        y = narrow(jax.nn.gelu(hidden, approximate=False))
+        x = self._between(x + drop(y, self.dropout, fold_in(keys, 2)))
+        return x if self.pre_norm else self._between(norm(x))
 
-    def _attention(self, x: jax.Array, mask: jax.Array, key: jax.Array | None) -> jax.Array:
+    def _attention(self, x: jax.Array, mask: jax.Array, keys: jax.Array | None) -> jax.Array:
         width = x.shape[-1] // self.heads
-        query, keys, values = (
-            self._dense(name, (self.heads, width), ("embed",), ("heads", "head_width"))(x)
+        query, key, value = (
+            constrain(
+                self._dense(name, (self.heads, width), ("embed",), ("heads", "head_width"))(x),
+                *("batch", None, "heads", None),
+            )
             for name in ("query", "key", "value")
         )
         seen = mask[:, None, None, :]
-        if key is None or self.attention_dropout == 0:
-            y = jax.nn.dot_product_attention(query, keys, values, mask=seen)
+        if keys is None or self.attention_dropout == 0:
+            y = jax.nn.dot_product_attention(query, key, value, mask=seen)
         else:
             # The fused attention of JAX's public interface knows no dropout.
-            scores = jnp.einsum("bqhw,bkhw->bhqk", query, keys, preferred_element_type=jnp.float32)
+            scores = jnp.einsum("bqhw,bkhw->bhqk", query, key, preferred_element_type=jnp.float32)
             scores = jnp.where(seen, scores / math.sqrt(width), _LOWEST)
-            weights = drop(jax.nn.softmax(scores), self.attention_dropout, key).astype(self.dtype)
-            y = jnp.einsum("bhqk,bkhw->bqhw", weights, values)
+            weights = drop(jax.nn.softmax(scores), self.attention_dropout, keys).astype(self.dtype)
+            y = jnp.einsum("bhqk,bkhw->bqhw", weights, value)
         out = self._dense("attention_out", (x.shape[-1],), ("heads", "head_width"), ("embed",))
         return out(tag(y, "attention"))
+
+    @staticmethod
+    def _between(x: jax.Array) -> jax.Array:
+        return constrain(x, "batch", "sequence", None)
 
     def _norm(self, name: str) -> Callable[[jax.Array], jax.Array]:
         norm = nn.LayerNorm(
@@ -122,23 +130,56 @@ class EncoderLayer(nn.Module):
         self, name: str, features: tuple[int, ...], axes_in: tuple[str, ...], axes_out: tuple[str, ...]
     ) -> Callable[[jax.Array], jax.Array]:
         """The product over the last axes, as many as there are names."""
-        dense = nn.DenseGeneral(
-            features,
-            axis=tuple(range(-len(axes_in), 0)),
-            dtype=self.dtype,
-            param_dtype=self.param_dtype,
-            kernel_init=nn.with_logical_partitioning(_normal, axes_in + axes_out),
-            bias_init=nn.with_logical_partitioning(nn.initializers.zeros, axes_out),
-            name=name,
-        )
+        dense = Projection(features, axes_in, axes_out, self.dtype, self.param_dtype, name=name)
         return lambda x: tag(dense(x), name)
+
+
+class Projection(nn.Module):
+    """The product over the last axes of its input with a kernel, plus a bias.
+
+    Like `flax.linen.DenseGeneral`, which flattens its kernel to initialise it and then, under a mesh,
+    lays the flat one out by the names of the whole one.
+
+    Attributes:
+        features: Shape of what takes the place of those axes.
+        axes_in: Names of the axes that the product sums over.
+        axes_out: Names of the axes of the result, one for each of `features`.
+        dtype: Dtype of computation and result.
+        param_dtype: Dtype of kernel [*axes_in, *axes_out] and bias [*axes_out].
+    """
+
+    features: tuple[int, ...]
+    axes_in: tuple[str, ...]
+    axes_out: tuple[str, ...]
+    dtype: DTypeLike = jnp.float32
+    param_dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [..., *axes_in] to [..., *axes_out]."""
+        summed = len(self.axes_in)
+        kernel = self.param(
+            "kernel",
+            nn.with_logical_partitioning(_normal, self.axes_in + self.axes_out),
+            x.shape[-summed:] + self.features,
+            self.param_dtype,
+        )
+        bias = self.param(
+            "bias",
+            nn.with_logical_partitioning(nn.initializers.zeros, self.axes_out),
+            self.features,
+            self.param_dtype,
+        )
+        y: jax.Array = jnp.tensordot(x.astype(self.dtype), kernel.astype(self.dtype), summed)
+        y += bias.astype(self.dtype).reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
+        return y
 
 
 class Encoder(nn.Module):
     """A stack of equal encoder layers.
 
-    Dropout masks are a function of the random key and the layer's place, and initial values of the layer's
-    place too, so neither depends on `remat` or `scan`.
+    Dropout masks are a function of the example's random key and the layer's place, and initial values of the
+    layer's place too, so neither depends on `remat`, `scan`, `pipeline` or how a batch is divided.
 
     Attributes:
         depth: Number of layers.
@@ -146,53 +187,99 @@ class Encoder(nn.Module):
         remat: What is kept for the backward pass.
         scan: Compile one layer and loop over it, rather than all layers one after another: shorter
             compilation for somewhat more memory.
+        pipeline: Run the layers as a pipeline of stages, each of which may lie on other devices.
     """
 
     depth: int
     layer: dict[str, Any]
     remat: Remat = Remat()
     scan: bool = True
+    pipeline: Circular | None = None
 
     @nn.compact
-    def __call__(self, x: jax.Array, mask: jax.Array, train: bool) -> jax.Array:
+    def __call__(self, x: jax.Array, mask: jax.Array, keys: jax.Array | None = None) -> jax.Array:
         """Maps [batch, length, embed] to the same shape.
 
         Args:
             x: Hidden states.
             mask: bool [batch, length], True where there is a token.
-            train: Apply dropout, for which a random stream `dropout` is needed.
+            keys: Random key of each example's dropout, [batch]; None switches it off.
         """
-        layer = EncoderLayer(**self.layer, remat=self.remat, parent=None)
+        layer = EncoderLayer(**self.layer, parent=None)
 
         def init(key: jax.Array) -> Any:
-            keys = jax.random.split(key, self.depth)
-            stacked = jax.vmap(lambda key: layer.init(key, x, mask)["params"])(keys)
+            one = (x[:1], mask[:1])
+            stacked = jax.vmap(lambda key: layer.init(key, *one)["params"])(jax.random.split(key, self.depth))
             # The leading axis gets its name, so that it can be laid out like any other.
             return nn.meta.add_axis(stacked, 0, {nn.meta.PARTITION_NAME: "layers"})
 
         params = self.param("layers", init)
-        drops = train and (layer.dropout > 0 or layer.attention_dropout > 0)
-        keys = jax.random.split(self.make_rng("dropout"), self.depth) if drops else None
+        if self.pipeline is None or self.is_initializing():
+            y: jax.Array = self.run(params, x, mask, keys)
+            return y
+        inputs = (mask, keys)
+        return run_circular(
+            lambda params, x, inputs, first: self.run(params, x, *inputs, first=first),
+            *(params, x.astype(layer.dtype), inputs),
+            self.pipeline,
+        )
+
+    @nn.nowrap
+    def run(
+        self,
+        params: Any,
+        x: jax.Array,
+        mask: jax.Array,
+        keys: jax.Array | None = None,
+        *,
+        first: int | jax.Array = 0,
+    ) -> jax.Array:
+        """Applies layers that follow each other, of this stack or as many as `params` holds.
+
+        Args:
+            params: Parameters of each layer, stacked along a leading axis.
+            x: Hidden states [batch, length, embed].
+            mask: As in `__call__`.
+            keys: As in `__call__`.
+            first: Place in the whole stack of the first of these layers.
+        """
+        layer = EncoderLayer(**self.layer, remat=self.remat, parent=None)
 
         def one(x: jax.Array, inputs: tuple[Any, Any]) -> tuple[jax.Array, None]:
-            params, key = inputs
-            y: jax.Array = layer.apply({"params": params}, x, mask, key)
+            params, place = inputs
+            y: jax.Array = layer.apply({"params": params}, x, mask, fold_in(keys, place))
             return y, None
 
         if self.remat.level not in ("none", "blocks"):
             # A loop keeps the recomputation apart from the first computation by itself.
             one = jax.checkpoint(one, policy=self.remat.policy, prevent_cse=not self.scan)
+        depth = jax.tree.leaves(params)[0].shape[0]
+        places = first + jnp.arange(depth)
         x = x.astype(layer.dtype)
         if self.scan:
-            return jax.lax.scan(one, x, (params, keys))[0]
-        for i in range(self.depth):
-            x, _ = one(x, jax.tree.map(lambda array, i=i: array[i], (params, keys)))
+            return jax.lax.scan(one, x, (params, places))[0]
+        for i in range(depth):
+            x, _ = one(x, jax.tree.map(lambda array, i=i: array[i], (params, places)))
         return x
 
 
-def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Sets a share of the values to 0 and scales the others up (Srivastava et al. 2014); None keeps all."""
-    if key is None or rate == 0:
+def fold_in(keys: jax.Array | None, place: int | jax.Array) -> jax.Array | None:
+    """Derives from each example's random key that of a place in the network; None stays None."""
+    if keys is None:
+        return None
+    folded: jax.Array = jax.vmap(jax.random.fold_in, (0, None))(keys, place)
+    return folded
+
+
+def drop(x: jax.Array, rate: float, keys: jax.Array | None) -> jax.Array:
+    """Sets a share of the values to 0 and scales the others up (Srivastava et al. 2014).
+
+    Args:
+        x: [batch, ...].
+        rate: Share of the values to drop.
+        keys: Random key of each example, [batch]; None keeps all values.
+    """
+    if keys is None or rate == 0:
         return x
-    kept = jax.random.bernoulli(key, 1 - rate, x.shape)
+    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))(keys)
     return jnp.where(kept, x / jnp.asarray(1 - rate, x.dtype), jnp.zeros((), x.dtype))

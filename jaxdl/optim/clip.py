@@ -17,15 +17,19 @@ def global_norm(tree: Any) -> jax.Array:
     return norm
 
 
-def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
+def clip_by_global_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     """Scales the gradient down to a global norm, where it is larger (Pascanu et al. 2013).
 
     Unlike optax's transformation of that name, this one keeps 16-bit gradients
-    exact in the norm.
+    exact in the norm, and takes the norm as the extra argument `norm` where it
+    is known: where the gradient is part of a larger one, it must be given.
     """
 
-    def clip(updates: Any, params: Any = None) -> Any:
-        factor = limit / jnp.maximum(global_norm(updates), limit)
-        return jax.tree.map(lambda leaf: (leaf.astype(jnp.float32) * factor).astype(leaf.dtype), updates)
+    def clip(
+        updates: Any, state: Any, params: Any = None, *, norm: jax.Array | None = None, **_: Any
+    ) -> tuple[Any, Any]:
+        factor = limit / jnp.maximum(global_norm(updates) if norm is None else norm, limit)
+        clipped = jax.tree.map(lambda leaf: (leaf.astype(jnp.float32) * factor).astype(leaf.dtype), updates)
+        return clipped, state
 
-    return optax.stateless(clip)
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), clip)

@@ -1,22 +1,26 @@
 """The plan that compiles a step with `jax.jit` over a mesh.
 
-The state is replicated and each batch is split over the mesh's `data` axis.
-The partitioner inserts the collectives, so batch normalisation uses the
-statistics of the whole batch and every value equals the single-device one.
+Each batch is divided over the mesh's batch axes, the state as `jaxdl.parallel.rules` says. The partitioner
+inserts the collectives, so batch normalisation uses the statistics of the whole batch and every value equals
+the single-device one.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
+from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxdl.config import MemoryConfig
+from jaxdl.config import BATCH_AXES, MemoryConfig
 from jaxdl.errors import ConfigError
 from jaxdl.models.remat import HOST_MEMORY
-from jaxdl.parallel.mesh import BATCH_AXIS
+from jaxdl.parallel.layout import Layout
+from jaxdl.parallel.mesh import batch_share
+from jaxdl.parallel.plan import abstract, abstract_batch, put_batch
 
 
 @dataclass(frozen=True)
@@ -25,10 +29,12 @@ class JitPlan:
 
     Attributes:
         mesh: the devices.
+        layout: how the state is divided.
         offload_optimizer: hold the optimizer's state in the host's memory between updates.
     """
 
     mesh: Mesh
+    layout: Layout
     offload_optimizer: bool = False
 
     @property
@@ -38,86 +44,74 @@ class JitPlan:
 
     @property
     def batch_sharding(self) -> NamedSharding:
-        """Layout of batches and of each example's metrics: split along the first axis."""
-        return NamedSharding(self.mesh, PartitionSpec(BATCH_AXIS))
+        """Layout of batches: divided along the first axis."""
+        return NamedSharding(self.mesh, PartitionSpec(BATCH_AXES))
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """See `Plan.share`."""
+        return batch_share(self.mesh)
 
     def state_layout(self, state: Any) -> Any:
-        """Lays a training state out: a copy on each device, of `opt_state` in its host's memory if so asked.
+        """See `Plan.state_layout`."""
 
-        Args:
-            state: arrays or shapes, in a tree whose root names its parts.
-        """
-
-        def layout(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-            offloaded = self.offload_optimizer and path[0] == jax.tree_util.GetAttrKey("opt_state")
+        def placed(path: tuple[Any, ...], spec: PartitionSpec, leaf: Any) -> NamedSharding:
             # Counters are scalars, which some compilers do not place and which save nothing.
-            on_host = offloaded and leaf.ndim > 0
-            return self.replicated.with_memory_kind(HOST_MEMORY) if on_host else self.replicated
+            on_host = self.offload_optimizer and path[0].name == "opt_state" and leaf.ndim > 0
+            return NamedSharding(self.mesh, spec, memory_kind=HOST_MEMORY if on_host else None)
 
-        return jax.tree_util.tree_map_with_path(layout, state)
-
-    def abstract(self, tree: Any, layout: Any) -> Any:
-        """Gives the shapes, dtypes and layout of a tree as `jax.ShapeDtypeStruct`s.
-
-        Args:
-            tree: arrays or shapes.
-            layout: a sharding for each, or one for all.
-        """
-        layouts = jax.tree.broadcast(layout, tree)
-        return jax.tree.map(
-            lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout), tree, layouts
-        )
+        return jax.tree_util.tree_map_with_path(placed, self.layout.state(state), state)
 
     def compile_init(self, init: Callable[[], Any]) -> Callable[[], Any]:
-        """Compiles the making of the state, so that each device makes its own part."""
+        """See `Plan.compile_init`."""
         return jax.jit(init, out_shardings=self.state_layout(jax.eval_shape(init))).lower().compile()
 
     def compile_train(self, step: Callable[..., Any], state: Any, batch: Any) -> Callable[..., Any]:
-        """Compiles `step(state, batch) -> (state, metrics)`; the given state's memory is reused.
-
-        Args:
-            step: the pure training step.
-            state: abstract state.
-            batch: abstract batch.
-
-        Returns:
-            The executable. It accepts these shapes only, so it can never be
-            traced or compiled again by accident.
-        """
+        """See `Plan.compile_train`."""
         layout = self.state_layout(state)
+        on_device = jax.tree.map(lambda each: NamedSharding(self.mesh, each.spec), layout)
 
         def with_state_on_device(state: Any, batch: Any) -> Any:
-            return step(jax.device_put(state, self.replicated), batch)
+            return step(jax.device_put(state, on_device), batch)
 
-        return (
-            jax.jit(
-                with_state_on_device if self.offload_optimizer else step,
-                in_shardings=(layout, self.batch_sharding),
-                out_shardings=(layout, self.replicated),
-                donate_argnums=0,
+        with self._placed():
+            return (
+                jax.jit(
+                    with_state_on_device if self.offload_optimizer else step,
+                    in_shardings=(layout, self.batch_sharding),
+                    out_shardings=(layout, self.replicated),
+                    donate_argnums=0,
+                )
+                .lower(abstract(state, layout), self._abstract_batch(batch))
+                .compile()
             )
-            .lower(self.abstract(state, layout), self.abstract(batch, self.batch_sharding))
-            .compile()
-        )
 
     def compile_eval(self, step: Callable[..., Any], weights: Any, batch: Any) -> Callable[..., Any]:
-        """Compiles `step(weights, batch) -> metrics by example`."""
-        return (
-            jax.jit(
-                step,
-                in_shardings=(self.replicated, self.batch_sharding),
-                out_shardings=self.batch_sharding,
+        """See `Plan.compile_eval`."""
+        with self._placed():
+            return (
+                jax.jit(
+                    step,
+                    in_shardings=(jax.tree.map(lambda leaf: leaf.sharding, weights), self.batch_sharding),
+                    out_shardings=self.replicated,
+                )
+                .lower(weights, self._abstract_batch(batch))
+                .compile()
             )
-            .lower(self.abstract(weights, self.replicated), self.abstract(batch, self.batch_sharding))
-            .compile()
-        )
 
     def put(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Sends a batch to the devices; the transfer overlaps with the steps in flight."""
-        return {
-            name: jax.make_array_from_process_local_data(self.batch_sharding, array)
-            for name, array in batch.items()
-        }
+        """See `Plan.put`."""
+        placed: dict[str, jax.Array] = put_batch(batch, self.batch_sharding, self.share[1])
+        return placed
+
+    def _abstract_batch(self, batch: Any) -> Any:
+        return abstract_batch(batch, self.batch_sharding, self.share[1])
+
+    @contextlib.contextmanager
+    def _placed(self) -> Iterator[None]:
+        """What the models' constraints on activations look for."""
+        with jax.set_mesh(self.mesh), nn.logical_axis_rules(self.layout.rules.for_activations):
+            yield
 
 
 def refuse_offload(config: MemoryConfig, mesh: Mesh) -> None:

@@ -15,7 +15,7 @@ from jaxdl.config import Config, DataConfig
 from jaxdl.data.loader import train_batches
 from jaxdl.data.types import Batch, Source
 from jaxdl.errors import ConfigError
-from jaxdl.parallel.mesh import make_mesh
+from jaxdl.parallel.mesh import batch_shards, make_mesh
 from jaxdl.planning.capacity import device_capacity, show_bytes
 from jaxdl.train.finders import without_schedule
 from jaxdl.train.program import prepare
@@ -116,12 +116,12 @@ def plan_batch_size(
     """
     accumulate, configured = config.memory.accumulate, config.data.batch_size
     mesh = make_mesh(config.parallel, batch_size=configured, accumulate=accumulate)
-    unit = mesh.size * accumulate
+    unit = batch_shards(mesh) * config.parallel.parts * accumulate
     candidates = [unit << power for power in range(limit.bit_length()) if unit << power <= limit]
     if not candidates:
         raise ConfigError(
-            f"--limit {limit} is less than the smallest batch of {mesh.size} devices x memory.accumulate "
-            f"{accumulate}: take {unit} or more"
+            f"--limit {limit} is less than the smallest batch of {batch_shards(mesh)} devices x "
+            f"memory.accumulate {accumulate}: take {unit} or more"
         )
     if capacity is None:
         capacity, capacity_from = device_capacity(list(mesh.devices.flat))
@@ -176,7 +176,8 @@ def fitting_accumulation(
         say: told of each number that was compiled.
     """
     batch = config.data.batch_size
-    devices = make_mesh(config.parallel, batch_size=batch, accumulate=config.memory.accumulate).size
+    mesh = make_mesh(config.parallel, batch_size=batch, accumulate=config.memory.accumulate)
+    devices = batch_shards(mesh)
     for accumulate in range(config.memory.accumulate + 1, batch // devices + 1):
         if batch % (accumulate * devices) == 0 and batch // accumulate <= micro_batch:
             found = need(config, task, source, batch=batch, accumulate=accumulate, usable=usable)

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from jaxdl.config import Config, ProfileConfig, TrainConfig
 from jaxdl.optim.build import build_optimizer
 from jaxdl.train.program import Program, prepare
-from jaxdl.train.step import make_train_step
 from jaxdl.train.task import Task
 
 STOP_AT = 4.0
@@ -75,15 +74,7 @@ def range_program(
     return replace(
         program,
         optimizer=optimizer,
-        train_step=make_train_step(
-            task,
-            optimizer,
-            schedule,
-            seed=config.seed,
-            accumulate=config.memory.accumulate,
-            ema_decay=config.optimizer.ema_decay,
-            precision=config.precision,
-        ),
+        train_step=replace(program.train_step, optimizer=optimizer, schedule=schedule),
     )
 
 

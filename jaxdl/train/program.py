@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import optax
+from jax.sharding import Mesh
 
 from jaxdl.config import Config
 from jaxdl.data.loader import updates_in
@@ -20,10 +21,16 @@ from jaxdl.errors import ConfigError
 from jaxdl.optim.build import build_optimizer
 from jaxdl.optim.schedules import build_schedule
 from jaxdl.parallel.jit import JitPlan, refuse_offload
-from jaxdl.parallel.mesh import make_mesh
+from jaxdl.parallel.layout import Layout
+from jaxdl.parallel.mapped import AXIS, MappedPlan
+from jaxdl.parallel.mesh import batch_shards, make_mesh
+from jaxdl.parallel.plan import Plan, abstract
+from jaxdl.parallel.replicas import ALONE, Replicas
+from jaxdl.parallel.rules import Rules
+from jaxdl.parallel.stages import StagePlan
 from jaxdl.precision import init_loss_scale
 from jaxdl.train.state import TrainState, init_state
-from jaxdl.train.step import EvalStep, TrainStep, make_eval_step, make_train_step
+from jaxdl.train.step import EvalStep, TrainStep, make_eval_step
 from jaxdl.train.task import Task
 
 
@@ -49,11 +56,32 @@ class Program:
     eval_every: int
     checkpoint_every: int
     optimizer: optax.GradientTransformation
-    plan: JitPlan
+    plan: Plan
     init: Callable[[], TrainState]
     train_step: TrainStep
     eval_step: EvalStep
     state: TrainState
+
+
+def make_plan(config: Config, mesh: Mesh, task: Task) -> tuple[Plan, Replicas]:
+    """Chooses the plan of `config.parallel`, and tells the step what copies of it there will be.
+
+    Raises:
+        ConfigError: the task cannot be divided as asked.
+    """
+    parallel = config.parallel
+    layout = Layout(Rules.of(parallel, mesh), task.axes())
+    if parallel.backend != "jit":
+        return MappedPlan(mesh, parallel.backend), Replicas(AXIS, mesh.size)
+    if parallel.pipeline > 1 and parallel.schedule != "circular":
+        share = config.data.batch_size // parallel.parts // batch_shards(mesh)
+        return StagePlan.of(parallel, mesh, layout, task.chain(), _abstract_inputs(task, share)), ALONE
+    return JitPlan(mesh, layout, offload_optimizer=config.memory.offloads_optimizer), ALONE
+
+
+def _abstract_inputs(task: Task, examples: int) -> tuple[Any, Any, Any]:
+    """Shapes of parameters, statistics and a batch."""
+    return *jax.eval_shape(task.init, jax.random.key(0)), task.example(examples)
 
 
 def prepare(config: Config, task: Task, examples: int, *, devices: list[Any] | None = None) -> Program:
@@ -89,7 +117,7 @@ def prepare(config: Config, task: Task, examples: int, *, devices: list[Any] | N
     mesh = make_mesh(config.parallel, batch_size=batch_size, accumulate=accumulate, devices=devices)
     if devices is None:
         refuse_offload(config.memory, mesh)
-    plan = JitPlan(mesh, offload_optimizer=config.memory.offloads_optimizer)
+    plan, replicas = make_plan(config, mesh, task)
     init = partial(
         init_state,
         task,
@@ -107,7 +135,7 @@ def prepare(config: Config, task: Task, examples: int, *, devices: list[Any] | N
         optimizer=optimizer,
         plan=plan,
         init=init,
-        train_step=make_train_step(
+        train_step=TrainStep(
             task,
             optimizer,
             schedule,
@@ -115,7 +143,8 @@ def prepare(config: Config, task: Task, examples: int, *, devices: list[Any] | N
             accumulate=accumulate,
             ema_decay=config.optimizer.ema_decay,
             precision=config.precision,
+            replicas=replicas,
         ),
         eval_step=make_eval_step(task, config.precision),
-        state=plan.abstract(state, plan.state_layout(state)),
+        state=abstract(state, plan.state_layout(state)),
     )

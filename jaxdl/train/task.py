@@ -9,6 +9,8 @@ import optax
 from flax import linen as nn
 
 from jaxdl.data.transforms import normalize
+from jaxdl.errors import ConfigError
+from jaxdl.parallel.chain import Link
 
 Batch = dict[str, jax.Array]
 
@@ -19,13 +21,28 @@ class Task(Protocol):
     def init(self, key: jax.Array) -> tuple[Any, Any]:
         """Gives the initial `(params, model_state)`."""
 
+    def axes(self) -> tuple[Any, Any] | None:
+        """Gives the names of the axes of what `init` gives, as trees of `jax.sharding.PartitionSpec`.
+
+        None: they have no names, so tensor parallelism divides nothing.
+        """
+
     def loss(
-        self, params: Any, model_state: Any, batch: Batch, key: jax.Array
+        self, params: Any, model_state: Any, batch: Batch, keys: jax.Array
     ) -> tuple[jax.Array, jax.Array, Any]:
-        """Gives the summed loss and the summed weight (float32 scalars) and the next `model_state`."""
+        """Gives the summed loss and the summed weight (float32 scalars) and the next `model_state`.
+
+        `keys` are the random keys of the examples, [batch]: whatever an example draws comes from its own.
+        """
 
     def evaluate(self, params: Any, model_state: Any, batch: Batch) -> dict[str, jax.Array]:
         """Gives each example's metrics as float32 arrays of shape [batch]; `loss` is one of them."""
+
+    def example(self, examples: int) -> Batch:
+        """Gives the shapes of a batch of some examples, as `jax.ShapeDtypeStruct`s."""
+
+    def chain(self) -> list[Link]:
+        """Lists the parts that follow each other, for stages of a pipeline: together they are the task."""
 
 
 @dataclass(frozen=True)
@@ -50,39 +67,95 @@ class Classification:
 
     def init(self, key: jax.Array) -> tuple[Any, Any]:
         """See `Task.init`."""
-        image = jnp.zeros((1, self.image_size, self.image_size, len(self.mean)), jnp.float32)
-        variables = nn.unbox(self.model.init(key, image, train=False))
+        variables = nn.unbox(self._variables(key))
         return variables["params"], variables.get("batch_stats", {})
 
+    def axes(self) -> tuple[Any, Any]:
+        """See `Task.axes`."""
+        names = nn.get_partition_spec(jax.eval_shape(self._variables, jax.random.key(0)))
+        return names["params"], names.get("batch_stats", {})
+
+    def _variables(self, key: jax.Array) -> Any:
+        image = jnp.zeros((1, self.image_size, self.image_size, len(self.mean)), jnp.float32)
+        return self.model.init(key, image, train=False)
+
     def loss(
-        self, params: Any, model_state: Any, batch: Batch, key: jax.Array
+        self, params: Any, model_state: Any, batch: Batch, keys: jax.Array
     ) -> tuple[jax.Array, jax.Array, Any]:
-        """See `Task.loss`; each example weighs 1."""
+        """See `Task.loss`; each example weighs 1. The networks draw nothing at random."""
         logits, updated = self.model.apply(
             {"params": params, "batch_stats": model_state},
-            normalize(batch["image"], self.mean, self.std),
+            self._normalized(batch),
             train=True,
             mutable=["batch_stats"],
-            rngs={"dropout": key},
         )
+        return *self._summed(logits, batch), updated.get("batch_stats", {})
+
+    def evaluate(self, params: Any, model_state: Any, batch: Batch) -> dict[str, jax.Array]:
+        """See `Task.evaluate`; `accuracy` and `top5` are 1 where the label is the first or among five."""
+        variables = {"params": params, "batch_stats": model_state}
+        return self._scored(self.model.apply(variables, self._normalized(batch), train=False), batch)
+
+    def example(self, examples: int) -> Batch:
+        """See `Task.example`."""
+        shapes = {
+            "image": ((self.image_size, self.image_size, len(self.mean)), jnp.uint8),
+            "label": ((), jnp.int32),
+        }
+        return {
+            name: jax.ShapeDtypeStruct((examples, *shape), dtype)  # type: ignore[misc]  # an abstract batch
+            for name, (shape, dtype) in shapes.items()
+        }
+
+    def chain(self) -> list[Link]:
+        """See `Task.chain`: the blocks of the network, the first with the images, the last with the loss.
+
+        Raises:
+            ConfigError: the network does not list its blocks.
+        """
+        if not hasattr(self.model, "layers"):
+            raise ConfigError("parallel.pipeline: this model does not list its blocks, so it cannot be cut")
+        modules = self.model.layers()
+
+        def link(place: int) -> Link:
+            module, first, last = modules[place], place == 0, place == len(modules) - 1
+
+            def apply(
+                params: Any, model_state: Any, x: Any, batch: Batch, keys: jax.Array, train: bool, _: Any
+            ) -> tuple[Any, Any]:
+                variables = {"params": params, "batch_stats": model_state}
+                if last:
+                    logits = module.apply(variables, x)
+                    return self._summed(logits, batch) if train else self._scored(logits, batch), {}
+                x = self._normalized(batch).astype(module.dtype) if first else x
+                if not train:
+                    return module.apply(variables, x, False), model_state
+                y, updated = module.apply(variables, x, True, mutable=["batch_stats"])
+                return y, updated["batch_stats"]
+
+            reads = ("image",) * first + ("label",) * last
+            return Link((module.name or "",), apply, reads)
+
+        return [link(place) for place in range(len(modules))]
+
+    def _normalized(self, batch: Batch) -> jax.Array:
+        return normalize(batch["image"], self.mean, self.std)
+
+    def _summed(self, logits: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """The summed loss and the number of examples."""
         logits = logits.astype(self.output_dtype).astype(jnp.float32)
         targets = optax.smooth_labels(jax.nn.one_hot(batch["label"], logits.shape[-1]), self.label_smoothing)
         losses = optax.softmax_cross_entropy(logits, targets)
-        return losses.sum(), jnp.float32(losses.size), updated.get("batch_stats", {})
+        return losses.sum(), jnp.float32(losses.size)
 
-    def evaluate(self, params: Any, model_state: Any, batch: Batch) -> dict[str, jax.Array]:
-        """See `Task.evaluate`; `accuracy` and `top5` are 1 where the label is the first or among five.
+    def _scored(self, logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
+        """The metrics by example.
 
         The loss is the plain cross-entropy, whatever the label smoothing, so
         that runs can be compared. Another class is behind only where its logit
         is smaller: a network that gives every class the same value, or NaN, is
         not right.
         """
-        logits = self.model.apply(
-            {"params": params, "batch_stats": model_state},
-            normalize(batch["image"], self.mean, self.std),
-            train=False,
-        )
         logits = logits.astype(self.output_dtype).astype(jnp.float32)
         label = batch["label"][:, None]
         own = jnp.take_along_axis(logits, label, axis=-1)

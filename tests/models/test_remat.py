@@ -30,6 +30,10 @@ def small_encoder(
     return Encoder(depth, {"heads": 4, "mlp": 64}, kept, scan)
 
 
+def drop_keys() -> jax.Array:
+    return jax.random.split(jax.random.key(7), 2)
+
+
 def images() -> jax.Array:
     return jax.random.normal(jax.random.key(1), (4, 8, 8, 3))
 
@@ -52,7 +56,7 @@ def resnet_step(model: ResNet):
 
 def encoder_step(model: Encoder):
     def loss(variables):
-        y = model.apply(variables, *tokens(), train=True, rngs={"dropout": jax.random.key(7)})
+        y = model.apply(variables, *tokens(), drop_keys())
         return jnp.square(y - 1).mean()
 
     return jax.jit(jax.value_and_grad(loss))
@@ -93,13 +97,13 @@ def test_remat_changes_no_initial_value_of_a_resnet(remat):
 @pytest.mark.parametrize("remat", ENCODER_LEVELS)
 def test_an_encoder_gives_the_same_loss_gradients_and_dropout(remat, scan, depth):
     model = small_encoder(depth=depth)
-    variables = nn.unbox(model.init(jax.random.key(0), *tokens(), train=False))
+    variables = nn.unbox(model.init(jax.random.key(0), *tokens()))
     expected = encoder_step(model)(variables)
     other = small_encoder(remat, scan=scan, depth=depth)
     assert_close(encoder_step(other)(variables), expected)
     jax.tree.map(
         np.testing.assert_array_equal,
-        nn.unbox(other.init(jax.random.key(0), *tokens(), train=False)),
+        nn.unbox(other.init(jax.random.key(0), *tokens())),
         variables,
     )
 
@@ -111,8 +115,8 @@ def resnet_loss(model):
 
 
 def encoder_loss(model):
-    variables = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), *tokens(), train=False)))
-    apply = partial(model.apply, train=True, rngs={"dropout": jax.random.key(7)})
+    variables = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), *tokens())))
+    apply = partial(model.apply, keys=drop_keys())
     return variables, lambda variables: apply(variables, *tokens()).sum()
 
 
@@ -157,8 +161,8 @@ def test_build_takes_the_names_of_its_model():
 
 @pytest.mark.parametrize(("make", "step"), [(small_resnet, resnet_step), (small_encoder, encoder_step)])
 def test_activations_offloaded_to_the_host_give_the_same_gradients(make, step):
-    example = (images(),) if make is small_resnet else tokens()
-    variables = nn.unbox(make().init(jax.random.key(0), *example, train=False))
+    example = (images(), False) if make is small_resnet else tokens()
+    variables = nn.unbox(make().init(jax.random.key(0), *example))
     model = make("dots", offload=True)
     for_gpu = step(model).trace(variables).lower(lowering_platforms=("cuda",)).as_text()
     offloads = for_gpu.count("pinned_host")  # on a CPU, where the check of the values runs, there are none

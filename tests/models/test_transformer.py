@@ -17,6 +17,10 @@ def example() -> tuple[jax.Array, jax.Array]:
     return x, jnp.arange(LENGTH)[None, :] < jnp.array([LENGTH, 4])[:, None]
 
 
+def keys(seed: int | None) -> jax.Array | None:
+    return None if seed is None else jax.random.split(jax.random.key(seed), BATCH)
+
+
 def layer(**settings) -> EncoderLayer:
     return EncoderLayer(**{"heads": HEADS, "mlp": MLP, **settings})
 
@@ -78,20 +82,20 @@ def test_attention_with_vanishing_dropout_equals_attention_without():
     model = layer(dropout=0.0, attention_dropout=1e-9)
     variables = randomized(model.init(jax.random.key(0), x, mask))
     np.testing.assert_allclose(
-        model.apply(variables, x, mask, jax.random.key(2)),
+        model.apply(variables, x, mask, keys(2)),
         model.apply(variables, x, mask),
         rtol=1e-5,
         atol=1e-5,
     )
 
 
-@pytest.mark.parametrize("key", [None, jax.random.key(4)])
+@pytest.mark.parametrize("key", [None, 4])
 def test_padding_never_reaches_a_token(key):
     x, mask = example()
     model = layer()
     variables = randomized(model.init(jax.random.key(0), x, mask))
     other = jnp.where(mask[..., None], x, 1e3)
-    results = [model.apply(variables, y, mask, key) for y in (x, other)]
+    results = [model.apply(variables, y, mask, keys(key)) for y in (x, other)]
     np.testing.assert_array_equal(*[np.asarray(y)[np.asarray(mask)] for y in results])
 
 
@@ -99,33 +103,28 @@ def test_an_encoder_is_its_layers_one_after_another():
     x, mask = example()
     settings = {"heads": HEADS, "mlp": MLP}
     model = Encoder(3, settings)
-    variables = randomized(model.init(jax.random.key(0), x, mask, train=False))
+    variables = randomized(model.init(jax.random.key(0), x, mask))
     y = x
     for i in range(3):
         params = jax.tree.map(lambda leaf, i=i: leaf[i], variables["params"]["layers"])
         y = layer().apply({"params": params}, y, mask)
-    np.testing.assert_allclose(model.apply(variables, x, mask, train=False), y, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(model.apply(variables, x, mask), y, rtol=1e-6, atol=1e-6)
 
 
 def test_layers_start_from_different_values_and_drop_different_values():
     x, mask = example()
     model = Encoder(2, {"heads": HEADS, "mlp": MLP, "dropout": 0.5})
-    params = nn.unbox(model.init(jax.random.key(0), x, mask, train=False))["params"]["layers"]
+    params = nn.unbox(model.init(jax.random.key(0), x, mask))["params"]["layers"]
     first, second = params["query"]["kernel"]
     assert not np.array_equal(first, second)
-    runs = [
-        model.apply({"params": {"layers": params}}, x, mask, True, rngs={"dropout": jax.random.key(i)})
-        for i in (0, 0, 1)
-    ]
+    runs = [model.apply({"params": {"layers": params}}, x, mask, keys(i)) for i in (0, 0, 1)]
     np.testing.assert_array_equal(runs[0], runs[1])
     assert not np.array_equal(runs[0], runs[2])
 
 
 def test_every_parameter_carries_the_names_of_its_axes():
     x, mask = example()
-    boxed = jax.eval_shape(
-        lambda: Encoder(2, {"heads": HEADS, "mlp": MLP}).init(jax.random.key(0), x, mask, False)
-    )
+    boxed = jax.eval_shape(lambda: Encoder(2, {"heads": HEADS, "mlp": MLP}).init(jax.random.key(0), x, mask))
     specs = nn.get_partition_spec(boxed)["params"]["layers"]
     assert specs["query"]["kernel"] == P("layers", "embed", "heads", "head_width")
     assert specs["attention_out"]["kernel"] == P("layers", "heads", "head_width", "embed")
@@ -145,7 +144,7 @@ def test_bfloat16_keeps_softmax_and_statistics_in_float32():
     model = layer(dtype=jnp.bfloat16, attention_dropout=0.1)
     variables = nn.unbox(model.init(jax.random.key(0), x, mask))
     assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype(jnp.float32)}
-    for key in (None, jax.random.key(1)):
+    for key in (None, keys(1)):
         jaxpr = jax.make_jaxpr(lambda x, key=key: model.apply(variables, x, mask, key))(x)
         assert [aval.dtype for aval in jaxpr.out_avals] == [jnp.bfloat16]
         exponentials = [line for line in str(jaxpr).splitlines() if "= exp" in line]
@@ -155,7 +154,7 @@ def test_bfloat16_keeps_softmax_and_statistics_in_float32():
 
 def test_drop_keeps_the_mean_and_drops_the_share():
     x = jnp.ones((200, 200))
-    y = drop(x, 0.25, jax.random.key(0))
+    y = drop(x, 0.25, jax.random.split(jax.random.key(0), 200))
     assert abs(float((y == 0).mean()) - 0.25) < 0.01
     np.testing.assert_allclose(y[y != 0], 1 / 0.75, rtol=1e-6)
     assert drop(x, 0.25, None) is x

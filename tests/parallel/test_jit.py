@@ -9,10 +9,11 @@ import pytest
 from jaxdl.config import MemoryConfig, ParallelConfig
 from jaxdl.errors import ConfigError
 from jaxdl.models.remat import HOST_MEMORY
-from jaxdl.parallel.jit import JitPlan, refuse_offload
+from jaxdl.parallel.jit import refuse_offload
 from jaxdl.parallel.mesh import make_mesh
 from jaxdl.train.state import init_state
-from jaxdl.train.step import make_train_step
+from jaxdl.train.step import TrainStep
+from tests.parallel.plans import jit_plan
 
 RATE = 0.1
 
@@ -23,19 +24,19 @@ class Regression:
     def init(self, key):
         return {"kernel": jax.random.normal(key, (4, 3))}, {}
 
-    def loss(self, params, model_state, batch, key):
+    def loss(self, params, model_state, batch, keys):
         return jnp.square(batch["x"] @ params["kernel"]).sum(), jnp.float32(len(batch["x"])), model_state
 
 
 def plan_of(*, offload):
     mesh = make_mesh(ParallelConfig(), batch_size=16, accumulate=1)
-    return JitPlan(mesh, offload_optimizer=offload)
+    return jit_plan(mesh, offload_optimizer=offload)
 
 
 def updates(plan, count=3):
     """The state after some updates with momentum."""
     optimizer = optax.sgd(RATE, momentum=0.9)
-    step = make_train_step(Regression(), optimizer, lambda _: RATE, seed=0)
+    step = TrainStep(Regression(), optimizer, lambda _: RATE, seed=0)
     state = plan.compile_init(lambda: init_state(Regression(), optimizer, seed=0, keep_average=False))()
     batch = {"x": np.arange(64, dtype=np.float32).reshape(16, 4) / 64}
     compiled = plan.compile_train(step, state, batch)

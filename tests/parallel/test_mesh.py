@@ -6,7 +6,13 @@ from jaxdl.parallel.mesh import make_mesh
 
 
 def test_all_devices_share_the_batch_by_default():
-    assert dict(make_mesh(ParallelConfig(), batch_size=16, accumulate=1).shape) == {"data": 8}
+    assert dict(make_mesh(ParallelConfig(), batch_size=16, accumulate=1).shape) == {
+        "node": 1,
+        "pipeline": 1,
+        "data": 8,
+        "fsdp": 1,
+        "tensor": 1,
+    }
 
 
 def test_fewer_devices_can_be_chosen():
@@ -14,12 +20,12 @@ def test_fewer_devices_can_be_chosen():
 
 
 def test_more_devices_than_there_are_is_refused():
-    with pytest.raises(ConfigError, match=r"parallel\.data.*has 8 .*1 to 8, or -1"):
+    with pytest.raises(ConfigError, match=r"parallel\.data 9 = 9 devices .* there are 8 .*1 to 8; -1"):
         make_mesh(ParallelConfig(data=9), batch_size=72, accumulate=1)
 
 
 @pytest.mark.parametrize(
-    ("batch", "accumulate", "near"), [(12, 1, "8 or 16"), (3, 1, "sizes that do: 8"), (40, 2, "32 or 48")]
+    ("batch", "accumulate", "near"), [(12, 1, "8 or 16"), (3, 1, ": take 8$"), (40, 2, "32 or 48")]
 )
 def test_batch_that_does_not_divide_names_the_nearest_that_does(batch, accumulate, near):
     with pytest.raises(ConfigError, match=near):

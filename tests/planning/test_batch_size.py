@@ -24,6 +24,9 @@ class Hungry:
     def init(self, key):
         return {"kernel": jax.random.normal(key, (self.width,))}, {}
 
+    def axes(self):
+        return None
+
     def loss(self, params, model_state, batch, key):
         size = batch["image"].shape[0]
         shift = batch["label"][:, None].astype(jnp.float32)

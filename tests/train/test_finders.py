@@ -120,6 +120,9 @@ class Linear:
     def init(self, key):
         return {"kernel": 0.01 * jax.random.normal(key, (192, 10))}, {}
 
+    def axes(self):
+        return None
+
     def loss(self, params, model_state, batch, key):
         pixels = batch["image"].reshape(-1, 192).astype(jnp.float32) / 255
         scores = jax.nn.log_softmax(pixels @ params["kernel"])

@@ -8,12 +8,12 @@ import pytest
 
 from jaxdl.config import ParallelConfig, PrecisionConfig
 from jaxdl.models import ResNet
-from jaxdl.parallel.jit import JitPlan
 from jaxdl.parallel.mesh import make_mesh
 from jaxdl.precision import init_loss_scale
 from jaxdl.train.state import init_state
-from jaxdl.train.step import make_train_step, mean_gradients
+from jaxdl.train.step import TrainStep
 from jaxdl.train.task import Classification
+from tests.parallel.plans import jit_plan
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Weighted:
     def init(self, key):
         return {"kernel": jax.random.normal(key, (4, 1)), "bias": jnp.zeros(1)}, {"seen": jnp.float32(0)}
 
-    def loss(self, params, model_state, batch, key):
+    def loss(self, params, model_state, batch, keys):
         error = (batch["x"] @ params["kernel"])[:, 0] + params["bias"][0] - batch["y"]
         seen = {"seen": model_state["seen"] + jnp.float32(error.size)}
         return jnp.sum(batch["weight"] * error**2), jnp.sum(batch["weight"]), seen
@@ -60,13 +60,17 @@ def assert_bitwise(left, right):
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
+def gradients_of(task, state, batch, accumulate=1):
+    keys = jax.random.split(jax.random.key(0), 24)
+    return TrainStep(task, SGD, SCHEDULE, seed=0, accumulate=accumulate).mean_gradients(state, batch, keys)
+
+
 @pytest.mark.parametrize("accumulate", [2, 3, 8])
 def test_micro_batches_of_unequal_weight_give_the_gradient_of_the_whole(accumulate):
     task, batch = Weighted(), examples()
     state = init_state(task, SGD, seed=0, keep_average=False)
-    key = jax.random.key(0)
-    whole, whole_loss, _ = mean_gradients(task, state, batch, key, 1)
-    parts, parts_loss, model_state = mean_gradients(task, state, batch, key, accumulate)
+    whole, whole_loss, _ = gradients_of(task, state, batch)
+    parts, parts_loss, model_state = gradients_of(task, state, batch, accumulate)
     np.testing.assert_allclose(parts_loss, whole_loss, rtol=1e-6)
     for one, other in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
@@ -76,7 +80,7 @@ def test_micro_batches_of_unequal_weight_give_the_gradient_of_the_whole(accumula
 def test_a_batch_without_weight_gives_loss_and_gradient_zero():
     task, batch = Weighted(), examples() | {"weight": jnp.zeros(24)}
     state = init_state(task, SGD, seed=0, keep_average=False)
-    gradients, loss, _ = mean_gradients(task, state, batch, jax.random.key(0), 1)
+    gradients, loss, _ = gradients_of(task, state, batch)
     assert float(loss) == 0
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(gradients))
 
@@ -92,7 +96,7 @@ def scaled_state(task, optimizer, *, keep_average=False):
 @pytest.mark.parametrize("ema_decay", [None, 0.9])
 def test_an_update_that_is_not_finite_changes_nothing_but_the_scale(ema_decay):
     task = Weighted()
-    step = jax.jit(make_train_step(task, SGD, SCHEDULE, seed=0, ema_decay=ema_decay, precision=SCALED))
+    step = jax.jit(TrainStep(task, SGD, SCHEDULE, seed=0, ema_decay=ema_decay, precision=SCALED))
     state, _ = step(scaled_state(task, SGD, keep_average=ema_decay is not None), examples())
     bad = examples(seed=1)
     bad["x"] = bad["x"].at[5, 2].set(jnp.inf)
@@ -109,19 +113,19 @@ def test_overflowing_parameters_are_refused_although_gradients_are_finite():
     task, batch, huge = Weighted(), examples(), optax.sgd(3e38)
     batch["y"] = batch["y"] + 10
     state = scaled_state(task, huge)
-    after, metrics = make_train_step(task, huge, SCHEDULE, seed=0, precision=SCALED)(state, batch)
+    after, metrics = TrainStep(task, huge, SCHEDULE, seed=0, precision=SCALED)(state, batch)
     assert np.isfinite(metrics["gradient_norm"])
     assert not np.all(metrics["finite"])
     assert_bitwise(replace(after, loss_scale=None), replace(state, loss_scale=None))
 
     # Without a scale nothing is held back, but it is told of, which ends the run.
-    _, metrics = make_train_step(task, huge, SCHEDULE, seed=0)(replace(state, loss_scale=None), batch)
+    _, metrics = TrainStep(task, huge, SCHEDULE, seed=0)(replace(state, loss_scale=None), batch)
     assert not np.all(metrics["finite"])
 
 
 def test_averages_are_ramped_and_include_the_statistics():
     task = Weighted()
-    step = jax.jit(make_train_step(task, SGD, SCHEDULE, seed=0, ema_decay=0.9999))
+    step = jax.jit(TrainStep(task, SGD, SCHEDULE, seed=0, ema_decay=0.9999))
     state = init_state(task, SGD, seed=0, keep_average=True)
     expected, seen = np.asarray(state.params["kernel"], np.float64), 0.0
     for update in range(5):
@@ -137,10 +141,10 @@ def test_averages_are_ramped_and_include_the_statistics():
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_eight_devices_give_the_numbers_of_one(accumulate):
     task, batch = classification(label_smoothing=0.1), images()
-    step = make_train_step(task, SGD, SCHEDULE, seed=0, accumulate=accumulate)
+    step = TrainStep(task, SGD, SCHEDULE, seed=0, accumulate=accumulate)
     results = []
     for devices in (1, 8):
-        plan = JitPlan(make_mesh(ParallelConfig(data=devices), batch_size=16, accumulate=accumulate))
+        plan = jit_plan(make_mesh(ParallelConfig(data=devices), batch_size=16, accumulate=accumulate))
         state = plan.compile_init(lambda: init_state(task, SGD, seed=0, keep_average=False))()
         compiled = plan.compile_train(step, state, batch)
         state, metrics = compiled(state, plan.put(jax.device_get(batch)))
@@ -151,9 +155,9 @@ def test_eight_devices_give_the_numbers_of_one(accumulate):
 
 def test_the_state_is_donated():
     task, batch = classification(), images()
-    plan = JitPlan(make_mesh(ParallelConfig(data=1), batch_size=16, accumulate=1))
+    plan = jit_plan(make_mesh(ParallelConfig(data=1), batch_size=16, accumulate=1))
     state = plan.compile_init(lambda: init_state(task, SGD, seed=0, keep_average=True))()
-    step = make_train_step(task, SGD, SCHEDULE, seed=0, ema_decay=0.9)
+    step = TrainStep(task, SGD, SCHEDULE, seed=0, ema_decay=0.9)
     compiled = plan.compile_train(step, state, batch)
     compiled(state, plan.put(jax.device_get(batch)))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
@@ -190,8 +194,8 @@ FP16 = PrecisionConfig(policy="fp16", scale_window=3)
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_one_bad_micro_batch_on_one_device_skips_the_update_and_halves_the_scale_once(accumulate):
     task = classification()
-    step = make_train_step(task, SGD, SCHEDULE, seed=0, accumulate=accumulate, ema_decay=0.9, precision=FP16)
-    plan = JitPlan(make_mesh(ParallelConfig(), batch_size=32, accumulate=accumulate))
+    step = TrainStep(task, SGD, SCHEDULE, seed=0, accumulate=accumulate, ema_decay=0.9, precision=FP16)
+    plan = jit_plan(make_mesh(ParallelConfig(), batch_size=32, accumulate=accumulate))
     state = plan.compile_init(
         lambda: init_state(task, SGD, seed=0, keep_average=True, loss_scale=init_loss_scale(FP16))
     )()
@@ -222,8 +226,8 @@ def test_the_scale_leaves_no_trace_in_float32_gradients():
     scaled = PrecisionConfig(loss_scale="65536")
     state = init_state(task, SGD, seed=0, keep_average=False)
     with_scale = replace(state, loss_scale=init_loss_scale(scaled))
-    plain, loss, _ = mean_gradients(task, state, batch, jax.random.key(0), 1)
-    unscaled, scaled_loss, _ = mean_gradients(task, with_scale, batch, jax.random.key(0), 1)
+    plain, loss, _ = gradients_of(task, state, batch)
+    unscaled, scaled_loss, _ = gradients_of(task, with_scale, batch)
     assert_bitwise(unscaled, plain)
     assert_bitwise(scaled_loss, loss)
 
@@ -236,13 +240,13 @@ def test_master_weights_add_up_updates_that_bfloat16_loses():
         def init(self, key):
             return {"kernel": jnp.ones((), self.dtype)}, {}
 
-        def loss(self, params, model_state, batch, key):
+        def loss(self, params, model_state, batch, keys):
             return params["kernel"].astype(jnp.float32), jnp.float32(1), {}
 
     ends = {}
     for dtype in (jnp.float32, jnp.bfloat16):
         optimizer = optax.sgd(6e-4)
-        step = jax.jit(make_train_step(Constant(dtype), optimizer, SCHEDULE, seed=0))
+        step = jax.jit(TrainStep(Constant(dtype), optimizer, SCHEDULE, seed=0))
         state = init_state(Constant(dtype), optimizer, seed=0, keep_average=False)
         for _ in range(100):
             state, _ = step(state, {"x": jnp.zeros(1)})

@@ -1,0 +1,84 @@
+"""How a whole training state is divided, and what that comes to in bytes."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from jaxdl.optim.masks import path_name
+from jaxdl.parallel.rules import Rules, axes_of
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rules applied to the arrays of a task.
+
+    Attributes:
+        rules: how arrays are divided by their names and shapes.
+        names: names of the axes of `(params, model_state)`, as trees of `PartitionSpec`; None: they have
+            none.
+    """
+
+    rules: Rules
+    names: Any = None
+
+    def parameters(self, params: Any, model_state: Any) -> dict[str, tuple[tuple[int, ...], PartitionSpec]]:
+        """Divides parameters and statistics.
+
+        Returns:
+            The shape and the division of each, by its path.
+
+        Raises:
+            ConfigError: one of them cannot be divided as asked.
+        """
+        leaves = jax.tree_util.tree_leaves_with_path((params, model_state))
+        is_spec = lambda node: isinstance(node, PartitionSpec)  # noqa: E731 - a predicate for the line below
+        names = [()] * len(leaves) if self.names is None else jax.tree.leaves(self.names, is_leaf=is_spec)
+        return {
+            path_name(path[1:]): (leaf.shape, self.rules.spec(path_name(path[1:]), leaf.shape, tuple(named)))
+            for (path, leaf), named in zip(leaves, names, strict=True)
+        }
+
+    def state(self, state: Any) -> Any:
+        """Divides a training state.
+
+        What an optimizer keeps by parameter, as its moments, lies as the parameter does, or finer with
+        ZeRO-1: it is known by a path that ends in the parameter's and by its shape. So do moving averages.
+
+        Args:
+            state: a `TrainState` of arrays or shapes.
+
+        Returns:
+            A tree like it of `PartitionSpec`.
+
+        Raises:
+            ConfigError: an array cannot be divided as asked.
+        """
+        divided = self.parameters(state.params, state.model_state)
+
+        def spec(path: tuple[Any, ...], leaf: Any) -> PartitionSpec:
+            for start in range(1, len(path)):
+                name = path_name(path[start:])
+                shape, found = divided.get(name, (None, PartitionSpec()))
+                if shape == leaf.shape:
+                    optimizer = path[0].name == "opt_state"
+                    return self.rules.optimizer_spec(name, found, leaf.shape) if optimizer else found
+            return PartitionSpec()
+
+        return jax.tree_util.tree_map_with_path(spec, state)
+
+    def rows(self, params: Any, model_state: Any) -> list[list[str]]:
+        """Writes the division of each parameter: path, shape, mesh axis by dimension, bytes on a device."""
+        kinds = jax.tree.leaves((params, model_state))
+        rows, total, held = [], 0, 0
+        for (path, (shape, spec)), leaf in zip(
+            self.parameters(params, model_state).items(), kinds, strict=True
+        ):
+            parts = math.prod(self.rules.sizes[axis] for part in spec for axis in axes_of(part))
+            size = math.prod(shape) * leaf.dtype.itemsize
+            total, held = total + size, held + size // parts
+            axes = ", ".join("+".join(axes_of(part)) or "-" for part in spec) if any(spec) else "whole"
+            rows.append([path, "x".join(map(str, shape)), axes, f"{size // parts:,}"])
+        return [*rows, ["total", f"{total:,} bytes", f"{total / held:.2f} x less", f"{held:,}"]]
