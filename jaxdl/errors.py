@@ -11,6 +11,9 @@ from typing import ClassVar
 EXIT_STOPPED = 75
 """Exit code after SIGTERM or SIGINT once the state is saved (EX_TEMPFAIL of sysexits.h)."""
 
+EXIT_LOST = 6
+"""Exit code where another process of the run was lost; go on from the last checkpoint with --resume true."""
+
 
 class JaxdlError(Exception):
     """Base of all errors with a message meant for the user."""
@@ -40,3 +43,9 @@ class CheckpointError(JaxdlError):
     """A checkpoint, weights, the run's directory or standard output could not be read or written."""
 
     exit_code = 5
+
+
+class LostProcessError(JaxdlError):
+    """Another process of the run was lost; go on from the last checkpoint with --resume true."""
+
+    exit_code = EXIT_LOST
