@@ -20,14 +20,16 @@ def run(config: Config) -> int:
     environment.prepare(config.memory.allocator)
     # JAX is imported only now: it reads the environment, and `--help` should not wait for it.
     from jaxdl.data.sources import open_source
+    from jaxdl.parallel.processes import joined
     from jaxdl.train.loop import train
 
     environment.compilation_cache()
-    train_source = open_source(config.data, "train")
-    eval_source = open_source(config.data, "eval")
-    task = build_task(config, train_source)
-    initial = initial_values(config, task)
-    return train(config, task, train_source, eval_source, experiment="resnet50", initial=initial)
+    with joined(config.parallel):
+        train_source = open_source(config.data, "train")
+        eval_source = open_source(config.data, "eval")
+        task = build_task(config, train_source)
+        initial = initial_values(config, task)
+        return train(config, task, train_source, eval_source, experiment="resnet50", initial=initial)
 
 
 def build_task(config: Config, train_source: "Source") -> "Classification":

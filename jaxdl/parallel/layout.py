@@ -1,6 +1,7 @@
 """How a whole training state is divided, and what that comes to in bytes."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,16 +70,35 @@ class Layout:
 
         return jax.tree_util.tree_map_with_path(spec, state)
 
-    def rows(self, params: Any, model_state: Any) -> list[list[str]]:
-        """Writes the division of each parameter: path, shape, mesh axis by dimension, bytes on a device."""
-        kinds = jax.tree.leaves((params, model_state))
-        rows, total, held = [], 0, 0
-        for (path, (shape, spec)), leaf in zip(
-            self.parameters(params, model_state).items(), kinds, strict=True
-        ):
-            parts = math.prod(self.rules.sizes[axis] for part in spec for axis in axes_of(part))
-            size = math.prod(shape) * leaf.dtype.itemsize
-            total, held = total + size, held + size // parts
-            axes = ", ".join("+".join(axes_of(part)) or "-" for part in spec) if any(spec) else "whole"
-            rows.append([path, "x".join(map(str, shape)), axes, f"{size // parts:,}"])
-        return [*rows, ["total", f"{total:,} bytes", f"{total / held:.2f} x less", f"{held:,}"]]
+
+def rows(params: Any, opt_state: Any) -> list[list[str]]:
+    """Writes how arrays are laid out: path, shape, mesh axis by dimension, bytes on a device.
+
+    Args:
+        params: abstract parameters, laid out.
+        opt_state: abstract optimizer state, laid out.
+
+    Returns:
+        A row for each parameter, and one for the sum of them and of the optimizer's state: with the bytes
+        of all, and of the device that has most.
+    """
+
+    def total(name: str, tree: Any) -> list[str]:
+        on_device: Counter[Any] = Counter()
+        for leaf in jax.tree.leaves(tree):
+            for device in leaf.sharding.device_set:
+                on_device[device] += _bytes_held(leaf)
+        size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+        return [name, f"{size:,} bytes", "", f"{max(on_device.values(), default=0):,}"]
+
+    lines = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        spec = leaf.sharding.spec
+        axes = ", ".join("+".join(axes_of(part)) or "-" for part in spec) if any(spec) else "whole"
+        shape = "x".join(map(str, leaf.shape))
+        lines.append([path_name(path), shape, axes, f"{_bytes_held(leaf):,}"])
+    return [*lines, total("all parameters", params), total("optimizer's state", opt_state)]
+
+
+def _bytes_held(leaf: Any) -> int:
+    return int(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize)

@@ -4,21 +4,36 @@ import atexit
 import contextlib
 import ctypes
 import itertools
+import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import jax
 from jax._src.clusters import ClusterEnv  # private, and so is what `jax.distributed` makes of them:
 from jax._src.distributed import global_state
 
 from jaxdl.config import ParallelConfig
-from jaxdl.errors import ConfigError, LostProcessError
+from jaxdl.errors import ConfigError, JaxdlError, LostProcessError
 from jaxdl.parallel.meeting import LOOPBACK, meet
 from jaxdl.parallel.watchdog import Watchdog, leave
 
-__all__ = ["Watchdog", "agree_on_text", "explained", "leave", "lost_processes", "speaks", "start"]
+__all__ = [
+    "Watchdog",
+    "agree_on_text",
+    "beat",
+    "explained",
+    "joined",
+    "leave",
+    "lost_processes",
+    "on_first",
+    "speaks",
+    "start",
+]
+
+_T = TypeVar("_T")
 
 MEETING_SECONDS = 120.0
 """How long processes wait for each other at the start: a cluster does not start all at once."""
@@ -104,6 +119,62 @@ def agree_on_text(text: str | None) -> str:
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error) or time.monotonic() > deadline:
                 raise LostProcessError(f"process 0 is lost or does not answer ({error}).") from None
+
+
+def on_first(function: Callable[[], _T]) -> _T:
+    """Calls a function on process 0 only, and gives its result to all; all must call it, and as often.
+
+    Args:
+        function: what it returns is a value of JSON, unless there is one process.
+
+    Raises:
+        JaxdlError: what the function raised, on all processes.
+        LostProcessError: process 0 does not answer.
+    """
+    if global_state.client is None:
+        return function()
+    if not speaks():
+        answer = json.loads(agree_on_text(None))
+        if "error" in answer:
+            raise next(kind for kind in _kinds(JaxdlError) if kind.__name__ == answer["kind"])(
+                answer["error"]
+            )
+        result: _T = answer["result"]
+        return result
+    try:
+        result = function()
+    except JaxdlError as error:
+        agree_on_text(json.dumps({"error": str(error), "kind": type(error).__name__}))
+        raise
+    agree_on_text(json.dumps({"result": result}))
+    return result
+
+
+def beat(step: int) -> None:
+    """Notes the update that was made, for the messages of the watchdog, if there is one."""
+    if Watchdog.active is not None:
+        Watchdog.active.beat(step)
+
+
+@contextlib.contextmanager
+def joined(config: ParallelConfig) -> Iterator[None]:
+    """Joins this process to the others of the run, if there are any, and watches them within a `with` block.
+
+    It is to surround everything that touches a device.
+
+    Raises:
+        ConfigError: the others cannot be met.
+        LostProcessError: a collective failed because another process is gone.
+    """
+    start(config)
+    with Watchdog(config), lost_processes():
+        yield
+
+
+def _kinds(kind: type[JaxdlError]) -> Iterator[type[JaxdlError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _kinds(child)
 
 
 def explained(error: BaseException) -> LostProcessError | None:

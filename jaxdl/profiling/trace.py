@@ -11,7 +11,7 @@ from jaxdl.config import ProfileConfig
 
 @contextlib.contextmanager
 def trace_window(
-    config: ProfileConfig, directory: Path, settle: Callable[[], None]
+    config: ProfileConfig, directory: Path, settle: Callable[[], None], *, record: bool = True
 ) -> Iterator[Callable[[int], None]]:
     """Traces the updates `start + 1` to `start + steps`, counted from the run's beginning.
 
@@ -22,6 +22,7 @@ def trace_window(
         config: the window; a window that a resumed run has passed is left out.
         directory: where the trace is written.
         settle: waits for all updates in flight, so that whole updates are traced.
+        record: whether this process traces; where it does not, it still waits as one that does.
 
     Yields:
         A function to call with the number of updates made, before each update.
@@ -34,12 +35,14 @@ def trace_window(
             return
         if step == config.start:
             settle()
-            jax.profiler.start_trace(directory)
-            running = True
-        elif running and step == config.start + config.steps:
+            if record:
+                jax.profiler.start_trace(directory)
+                running = True
+        elif step == config.start + config.steps:
             settle()
-            jax.profiler.stop_trace()
-            running = False
+            if running:
+                jax.profiler.stop_trace()
+                running = False
 
     try:
         yield before_update

@@ -32,6 +32,7 @@ from orbax.checkpoint import v1 as ocp
 
 from jaxdl.errors import CheckpointError
 from jaxdl.optim.masks import path_name
+from jaxdl.parallel.processes import on_first
 from jaxdl.train import manifests
 from jaxdl.train.rundir import free_bytes, reason, sync_directory
 
@@ -113,7 +114,8 @@ class Checkpointer:
             CheckpointError: There is no room, the directory cannot be written, or the last save failed.
         """
         self.close()
-        if step in self.steps():
+        # What is there, one process says: another may look a moment before or after.
+        if on_first(lambda: step in self.steps()):
             if score is not None and jax.process_index() == 0:
                 self._rescore(step, score)
             return
@@ -128,12 +130,8 @@ class Checkpointer:
             "leaves": {path: manifests.describe(leaf) for path, leaf in leaves.items()},
         }
         partial = self._directory / f"{_SAVING}{step}"
+        on_first(lambda: self._make_room(step, needed))
         try:
-            if jax.process_index() == 0:
-                self._directory.mkdir(parents=True, exist_ok=True)
-                self._remove_leftovers()
-            if free_bytes(self._directory) < needed:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             with _orbax_options():
                 # Device memory is copied to the host before this returns. Where the host is the device, Orbax
                 # keeps views instead, and XLA does not reuse the buffer of a donated array that has one.
@@ -163,7 +161,7 @@ class Checkpointer:
         wanted = _by_path(abstract_state)
         if any(leaf.sharding is None for leaf in wanted.values()):
             raise ValueError("every leaf of the abstract state needs a sharding")
-        manifest = self._newest(wanted)
+        manifest = on_first(lambda: self._newest(wanted))
         if manifest is None:
             return None
         arrays = _load(self._directory / str(manifest["step"]) / ARRAYS, wanted)
@@ -206,6 +204,16 @@ class Checkpointer:
             # Another error is on its way to the user and must not be replaced.
             logger.warning("%s", failure)
 
+    def _make_room(self, step: int, needed: int) -> None:
+        """Makes the directory, and refuses a save that does not fit."""
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._remove_leftovers()
+            if free_bytes(self._directory) < needed:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise self._explained(error, step, needed) from error
+
     def _newest(self, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
         """The manifest of the newest sound checkpoint, verified; its leaves must be `wanted`."""
         self.wait()
@@ -237,7 +245,8 @@ class Checkpointer:
                 self._commit(partial, manifest)
                 self._prune(manifest["step"])
         except Exception as error:  # noqa: BLE001 - whatever it is, it must reach the thread that trains
-            shutil.rmtree(partial, ignore_errors=True)
+            if jax.process_index() == 0:
+                shutil.rmtree(partial, ignore_errors=True)
             failure = self._explained(error, manifest["step"], needed)
             failure.__cause__ = error
             self._failure = failure

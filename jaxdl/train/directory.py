@@ -30,7 +30,7 @@ and the new value wins.
 """
 
 
-def open_directory(config: Config, experiment: str) -> tuple[Path, list[str]]:
+def open_directory(config: Config, experiment: str) -> tuple[str, list[str]]:
     """Makes the directory of a new run, or takes up that of an earlier one.
 
     Args:
@@ -50,7 +50,7 @@ def open_directory(config: Config, experiment: str) -> tuple[Path, list[str]]:
     workdir = None if config.workdir is None else Path(config.workdir)
     text = run_yaml(config)
     if workdir is None or not config.resume or not rundir.is_run(workdir):
-        return rundir.create(workdir, experiment, text), []
+        return str(rundir.create(workdir, experiment, text)), []
     rundir.reopen(workdir)
     stored = parse("", ["--config", str(workdir / STORED)])
     changes = [
@@ -63,4 +63,4 @@ def open_directory(config: Config, experiment: str) -> tuple[Path, list[str]]:
             f"{workdir} cannot be resumed with other values of what defines it: {listed}. "
             "Leave them as they were, or start a new run in another --workdir."
         )
-    return workdir, [f"{key}: {old} -> {new}" for key, old, new in changes]
+    return str(workdir), [f"{key}: {old} -> {new}" for key, old, new in changes]

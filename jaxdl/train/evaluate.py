@@ -16,8 +16,9 @@ def evaluate(
     eval_step: Callable[..., dict[str, jax.Array]],
     weights: Any,
     batches: Iterable[dict[str, np.ndarray]],
-    put: Callable[[dict[str, np.ndarray]], dict[str, jax.Array]],
+    put: Callable[[dict[str, np.ndarray]], Any],
     stop: Callable[[], bool] = lambda: False,
+    hear: Callable[[dict[str, Any]], None] = lambda metrics: None,
 ) -> dict[str, float] | None:
     """Averages each metric over all examples.
 
@@ -26,28 +27,31 @@ def evaluate(
     means are given with the six digits that do not depend on it.
 
     Args:
-        eval_step: compiled `weights, batch -> {metric: float32 [batch]}`.
+        eval_step: compiled `weights, batch -> {metric: float32 [batch]}`, with the batch's `mask` among them.
         weights: `(params, model_state)` on the devices.
         batches: padded batches with a `mask` [batch] that is false on padding.
         put: sends a batch to the devices.
         stop: asked before each batch; true abandons the evaluation.
+        hear: given each batch's metrics before they are summed, and may take some out.
 
     Returns:
         The mean of each metric and `count`, the number of examples, or None if
         abandoned.
     """
     values: dict[str, list[float]] = {}
-    pending: deque[tuple[np.ndarray, dict[str, jax.Array]]] = deque()
+    pending: deque[dict[str, jax.Array]] = deque()
 
     def settle() -> None:
-        mask, metrics = pending.popleft()
-        for name, metric in jax.device_get(metrics).items():
+        metrics = jax.device_get(pending.popleft())
+        hear(metrics)
+        mask = np.asarray(metrics.pop("mask"), bool)
+        for name, metric in metrics.items():
             values.setdefault(name, []).extend(np.asarray(metric, np.float64)[mask].tolist())
 
     for batch in batches:
         if stop():
             return None
-        pending.append((batch["mask"].astype(bool), eval_step(weights, put(batch))))
+        pending.append(eval_step(weights, put(batch)))
         if len(pending) > IN_FLIGHT:
             settle()
     while pending:

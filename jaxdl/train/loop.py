@@ -9,10 +9,12 @@ resume, so that an interrupted run writes the lines of an uninterrupted one.
 
 import contextlib
 import itertools
+import os
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,6 +26,8 @@ from jaxdl.data.loader import eval_batches, train_batches
 from jaxdl.data.types import Source
 from jaxdl.errors import EXIT_STOPPED, ConfigError, DataError, DivergedError
 from jaxdl.optim.masks import leaf_names
+from jaxdl.parallel.mesh import batch_shards
+from jaxdl.parallel.processes import beat, on_first, speaks
 from jaxdl.precision import parse_policy
 from jaxdl.profiling.trace import trace_window
 from jaxdl.train import rundir
@@ -31,8 +35,8 @@ from jaxdl.train.checkpoint import Checkpointer
 from jaxdl.train.directory import open_directory
 from jaxdl.train.evaluate import evaluate
 from jaxdl.train.program import prepare
-from jaxdl.train.report import Progress, Reporter
-from jaxdl.train.signals import StopRequest
+from jaxdl.train.report import Progress, open_reporter
+from jaxdl.train.signals import Agreement, StopRequest
 from jaxdl.train.step import Metrics
 from jaxdl.train.task import Task
 
@@ -75,12 +79,18 @@ def train(
     """
     program = prepare(config, task, len(train_source))
     plan = program.plan
-    evaluation = eval_batches(eval_source, config.data, multiple_of=plan.mesh.size)
-    progress = Progress()
+    part, parts = plan.share
+    share: Any = {"process_index": part, "process_count": parts}
+    multiple = batch_shards(plan.mesh) * config.parallel.parts
+    evaluation = eval_batches(eval_source, config.data, multiple_of=multiple, **share)
+    progress = Progress() if speaks() else Progress(Path(os.devnull).open("w"))  # noqa: SIM115 - to the end
+    if config.parallel.show_layout:
+        progress.say(program.layout_table())
 
     with contextlib.ExitStack() as stack:
-        stop = stack.enter_context(StopRequest())
-        directory, changes = open_directory(config, experiment)
+        stop = Agreement(stack.enter_context(StopRequest()))
+        opened, changes = on_first(lambda: open_directory(config, experiment))
+        directory = Path(opened)
         checkpoints = stack.enter_context(Checkpointer(directory / "checkpoints", keep=config.train.keep))
         parameters = sum(leaf.size for leaf in jax.tree.leaves(program.state.params))
         devices = plan.mesh.devices.flat
@@ -114,15 +124,17 @@ def train(
                 ema = None if state.ema is None else put_over(state.ema, initial)
                 state = replace(state, params=params, model_state=model_state, ema=ema)
 
-        if changes:
+        if changes and speaks():
             rundir.replace_file(directory / STORED, run_yaml(config).encode())
 
         batches = stack.enter_context(
-            contextlib.closing(train_batches(train_source, config.data, seed=config.seed, start=step))
+            contextlib.closing(
+                train_batches(train_source, config.data, seed=config.seed, start=step, **share)
+            )
         )
         reporter = stack.enter_context(
             contextlib.closing(
-                Reporter(
+                open_reporter(
                     directory,
                     progress,
                     updates=program.updates,
@@ -132,10 +144,19 @@ def train(
                 )
             )
         )
-        in_flight = InFlight(
-            reporter.update, leaf_names(program.state.params), config.precision.max_skipped_updates
+
+        def receive(step: int, metrics: dict[str, Any]) -> None:
+            stop.hear(metrics)
+            beat(step)
+            reporter.update(step, metrics)
+
+        in_flight = InFlight(receive, leaf_names(program.state.params), config.precision.max_skipped_updates)
+        trace = stack.enter_context(
+            trace_window(config.profile, directory / "profile", in_flight.settle, record=speaks())
         )
-        trace = stack.enter_context(trace_window(config.profile, directory / "profile", in_flight.settle))
+
+        def put(batch: dict[str, np.ndarray]) -> Any:
+            return plan.put(stop.vote(batch))
 
         def evaluate_if_due() -> None:
             due = step > 0 and (step % program.eval_every == 0 or step == program.updates)
@@ -143,7 +164,7 @@ def train(
                 return
             in_flight.settle()
             with reporter.pause():
-                result = evaluate(eval_step, state.evaluated, evaluation, plan.put, lambda: bool(stop))
+                result = evaluate(eval_step, state.evaluated, evaluation, put, lambda: bool(stop), stop.hear)
             if result is not None:
                 reporter.evaluation_line(step, result, weights="raw" if state.ema is None else "ema")
 
@@ -173,11 +194,13 @@ def train(
                 with reporter.pause():
                     # No batch is read that is not trained on: a bad example beyond the end must stop no run.
                     first = list(itertools.islice(batches, 1)) if step < program.updates else []
-                    example = next(iter(evaluation))
+                    example = stop.vote(next(iter(evaluation)))
                     progress.say("compiling ...")
                     began = time.monotonic()
                     train_step = (
-                        plan.compile_train(program.train_step, program.state, first[0]) if first else None
+                        plan.compile_train(program.train_step, program.state, stop.vote(first[0]))
+                        if first
+                        else None
                     )
                     eval_step = plan.compile_eval(program.eval_step, program.state.evaluated, example)
                     compile_seconds = time.monotonic() - began
@@ -189,7 +212,7 @@ def train(
                     with reporter.waiting_for_input():
                         batch = first.pop() if first else next(batches)
                     trace(step)
-                    state, metrics = train_step(state, plan.put(batch))
+                    state, metrics = train_step(state, put(batch))
                     step += 1
                     in_flight.add(step, metrics)
                     if step % config.train.log_every == 0 or step == program.updates:
@@ -198,6 +221,9 @@ def train(
                     evaluate_if_due()
                     save_if_due()
             except DataError:
+                if parts > 1:
+                    # The others would have to save too, and wait for this process's part of the next update.
+                    raise
                 # The updates so far are sound; once the data is mended, --resume true goes on from them.
                 save()
                 checkpoints.close()

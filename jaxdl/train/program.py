@@ -15,13 +15,14 @@ import jax
 import optax
 from jax.sharding import Mesh
 
+from jaxdl.commandline.programs import table
 from jaxdl.config import Config
 from jaxdl.data.loader import updates_in
 from jaxdl.errors import ConfigError
 from jaxdl.optim.build import build_optimizer
 from jaxdl.optim.schedules import build_schedule
 from jaxdl.parallel.jit import JitPlan, refuse_offload
-from jaxdl.parallel.layout import Layout
+from jaxdl.parallel.layout import Layout, rows
 from jaxdl.parallel.mapped import AXIS, MappedPlan
 from jaxdl.parallel.mesh import batch_shards, make_mesh
 from jaxdl.parallel.plan import Plan, abstract
@@ -30,7 +31,7 @@ from jaxdl.parallel.rules import Rules
 from jaxdl.parallel.stages import StagePlan
 from jaxdl.precision import init_loss_scale
 from jaxdl.train.state import TrainState, init_state
-from jaxdl.train.step import EvalStep, TrainStep, make_eval_step
+from jaxdl.train.step import EvalStep, TrainStep
 from jaxdl.train.task import Task
 
 
@@ -61,6 +62,11 @@ class Program:
     train_step: TrainStep
     eval_step: EvalStep
     state: TrainState
+
+    def layout_table(self) -> str:
+        """Writes how each parameter is divided."""
+        head = ["parameter", "shape", "mesh axis by dimension", "bytes on a device"]
+        return table(head, rows(self.state.params, self.state.opt_state))
 
 
 def make_plan(config: Config, mesh: Mesh, task: Task) -> tuple[Plan, Replicas]:
@@ -145,6 +151,6 @@ def prepare(config: Config, task: Task, examples: int, *, devices: list[Any] | N
             precision=config.precision,
             replicas=replicas,
         ),
-        eval_step=make_eval_step(task, config.precision),
+        eval_step=EvalStep(task, config.precision),
         state=abstract(state, plan.state_layout(state)),
     )

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from tensorboardX import SummaryWriter
 
+from jaxdl.parallel.processes import on_first
 from jaxdl.train.rundir import MetricsFile, write_summary
 
 
@@ -63,6 +64,46 @@ class Progress:
             self._shown = time.monotonic()
             self.stream.write("\r\x1b[K" + text)
             self.stream.flush()
+
+
+class Follower:
+    """The reporter of a process that writes nothing, since process 0 writes for all.
+
+    Attributes:
+        window: nothing.
+        scores: accuracy by step of every evaluation so far.
+    """
+
+    def __init__(self, scores: dict[int, float]) -> None:
+        self.window: dict[str, float] = {}
+        self.scores = scores
+
+    def pause(self) -> contextlib.AbstractContextManager[None]:
+        """Does nothing, like all that follows but for `evaluation_line`, which notes the score."""
+        return contextlib.nullcontext()
+
+    def waiting_for_input(self) -> contextlib.AbstractContextManager[None]:
+        """See `Reporter`."""
+        return contextlib.nullcontext()
+
+    def update(self, step: int, metrics: dict[str, Any]) -> None:
+        """See `Reporter`."""
+
+    def training_line(self) -> None:
+        """See `Reporter`."""
+
+    def evaluation_line(self, step: int, values: dict[str, float], weights: str) -> None:
+        """See `Reporter`."""
+        self.scores[step] = values["accuracy"]
+
+    def summarize(self, status: str, **values: Any) -> None:
+        """See `Reporter`."""
+
+    def sync(self) -> None:
+        """See `Reporter`."""
+
+    def close(self) -> None:
+        """See `Reporter`."""
 
 
 class Reporter:
@@ -204,6 +245,24 @@ class Reporter:
         seconds = math.ceil((self._updates - self._step) * self._batch_size / self._rate)
         left = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
         return f"{text}  {self._rate:,.1f} examples/s  {left} left"
+
+
+def open_reporter(directory: Path, progress: Progress, **settings: Any) -> Reporter | Follower:
+    """Makes this process's reporter; process 0 alone writes.
+
+    Args:
+        directory: the run's directory.
+        progress: where a person reads along.
+        settings: further arguments of `Reporter`.
+    """
+    reporter: list[Reporter] = []
+
+    def scores() -> dict[str, float]:
+        reporter.append(Reporter(directory, progress, **settings))
+        return {str(step): score for step, score in reporter[0].scores.items()}
+
+    known = on_first(scores)
+    return reporter[0] if reporter else Follower({int(step): score for step, score in known.items()})
 
 
 def peak_memory() -> int:

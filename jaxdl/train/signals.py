@@ -1,9 +1,12 @@
-"""Orderly stop on SIGTERM and SIGINT."""
+"""Orderly stop on SIGTERM and SIGINT, at the same update in all processes."""
 
 import os
 import signal
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Any, Self
+
+import jax
+import numpy as np
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -45,3 +48,40 @@ class StopRequest:
         # os.write, since print is not safe where the signal interrupted another print.
         message = "stopping at the next update, then saving" if first else "already stopping; saving"
         os.write(2, f"\n{self.name}: {message}\n".encode())
+
+
+class Agreement:
+    """Whether the run is to stop, decided alike by all of its processes.
+
+    Each sends its own wish with every batch, as `stop` [batch], and the step tells all of them whether
+    any has one. So all learn of it at the same update, and nothing waits for an answer. A single process
+    decides at once.
+
+    Args:
+        request: the signals of this process.
+    """
+
+    def __init__(self, request: StopRequest) -> None:
+        self._request = request
+        self._several = jax.process_count() > 1
+        self._heard = False
+
+    @property
+    def name(self) -> str:
+        """The signal, or what is known of it in a process that did not get it."""
+        return self._request.name or "another process was asked to stop"
+
+    def __bool__(self) -> bool:
+        """True once all processes are to stop."""
+        return self._heard if self._several else bool(self._request)
+
+    def vote(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Adds this process's wish to its part of a batch."""
+        if not self._several:
+            return batch
+        examples = len(next(iter(batch.values())))
+        return batch | {"stop": np.full(examples, bool(self._request))}
+
+    def hear(self, metrics: dict[str, Any]) -> None:
+        """Takes in what a step tells; `stop` is taken out of the metrics."""
+        self._heard |= bool(np.any(metrics.pop("stop", False)))

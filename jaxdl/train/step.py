@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from jaxdl.train.task import Batch, Task
 
 FLOAT32 = PrecisionConfig()
 Metrics = dict[str, jax.Array]
-EvalStep = Callable[[tuple[Any, Any], Batch], Metrics]
 
 
 @dataclass(frozen=True, eq=False)  # by identity, since models may hold what cannot be hashed
@@ -66,10 +64,11 @@ class TrainStep:
             `jax.tree.leaves(state.params)`, then one for loss and statistics.
             Where the loss is scaled there are also `loss_scale`, the one used,
             and the counts `skipped_updates` and `skipped_in_a_row` after this
-            update.
+            update. Where the batch has a bool `stop` [batch], `stop` counts those
+            that are true.
         """
         keys = self.keys(state, self.replicas.positions(examples_in(batch)))
-        with self.matmul_precision():
+        with matmul_precision(self.precision):
             gradients, loss, model_state = self.mean_gradients(state, batch, keys)
         norm = global_norm(gradients)
         proposed, finite = self.propose(state, gradients, norm, loss, model_state)
@@ -77,14 +76,14 @@ class TrainStep:
         # conjunction, with all that it depends on, inside each of the selects that follow (compiling a
         # ResNet-50 took three times as long).
         bad = jnp.dot(jnp.where(finite, 0.0, 1.0), jnp.ones(finite.shape, jnp.float32))
-        return self.settle(state, proposed, bad == 0), self.metrics(state, loss, norm, finite, bad == 0)
+        metrics = self.metrics(state, loss, norm, finite, bad == 0)
+        if "stop" in batch:
+            metrics["stop"] = self.replicas.total(batch["stop"].astype(jnp.int32).sum())
+        return self.settle(state, proposed, bad == 0), metrics
 
     def matmul_precision(self) -> contextlib.AbstractContextManager[Any]:
         """The policy's precision of matrix products, for what is traced within it."""
-        precise: contextlib.AbstractContextManager[Any] = jax.default_matmul_precision(
-            parse_policy(self.precision.policy).matmul
-        )
-        return precise
+        return matmul_precision(self.precision)
 
     def keys(self, state: TrainState, positions: jax.Array) -> jax.Array:
         """Gives a random key for each place in the batch, of shape [examples]."""
@@ -233,15 +232,38 @@ class TrainStep:
         return metrics
 
 
-def make_eval_step(task: Task, precision: PrecisionConfig = FLOAT32) -> EvalStep:
-    """Writes the evaluation step: `(params, model_state), batch -> each example's metrics` and its `mask`."""
-    policy = parse_policy(precision.policy)
+@dataclass(frozen=True, eq=False)
+class EvalStep:
+    """The evaluation step of a task, called as `step((params, model_state), batch) -> metrics`.
 
-    def eval_step(weights: tuple[Any, Any], batch: Batch) -> Metrics:
-        with jax.default_matmul_precision(policy.matmul):
-            return task.evaluate(*weights, batch) | {"mask": batch["mask"]}
+    Attributes:
+        task: model and loss.
+        precision: the policy's precision of matrix products.
+    """
 
-    return eval_step
+    task: Task
+    precision: PrecisionConfig = FLOAT32
+
+    def __call__(self, weights: tuple[Any, Any], batch: Batch) -> Metrics:
+        """Gives each example's metrics, and with them the batch's `mask`, and `stop` if it has one."""
+        with matmul_precision(self.precision):
+            return self.task.evaluate(*weights, batch) | passed_on(batch)
+
+    def matmul_precision(self) -> contextlib.AbstractContextManager[Any]:
+        """The policy's precision of matrix products, for what is traced within it."""
+        return matmul_precision(self.precision)
+
+
+def matmul_precision(precision: PrecisionConfig) -> contextlib.AbstractContextManager[Any]:
+    """A policy's precision of matrix products, for what is traced within it."""
+    name = parse_policy(precision.policy).matmul
+    precise: contextlib.AbstractContextManager[Any] = jax.default_matmul_precision(name)
+    return precise
+
+
+def passed_on(batch: Batch) -> Batch:
+    """What an evaluation step returns of the batch: which examples count, and who wants to stop."""
+    return {name: batch[name] for name in ("mask", "stop") if name in batch}
 
 
 def examples_in(batch: Batch) -> int:
