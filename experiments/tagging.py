@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
+from jaxdl.models.layers import constrain
 from jaxdl.models.transformer import Encoder, Projection
 from jaxdl.parallel.chain import Link
 from jaxdl.train.task import Batch
@@ -81,7 +82,7 @@ class Tagging:
         """See `Task.chain`."""
 
         def embedding(params: Any, state: Any, _: Any, batch: Any, *rest: Any) -> tuple[Any, Any]:
-            return self._embedding.apply({"params": params}, batch["word"]), state
+            return self._embedded(params, batch), state
 
         def layers(
             params: Any, state: Any, x: Any, _: Any, keys: Any, train: bool, first: int
@@ -102,10 +103,18 @@ class Tagging:
         ]
 
     def _losses(self, params: Any, batch: Batch, keys: jax.Array | None) -> jax.Array:
-        hidden = self._embedding.apply({"params": params["embedding"]}, batch["word"])
+        hidden = self._embedded(params["embedding"], batch)
         mask = jnp.ones(batch["word"].shape, bool)
         hidden = self.encoder.apply({"params": params["encoder"]}, hidden, mask, keys)
         return self._classified(params["head"], hidden, batch)
+
+    def _embedded(self, params: Any, batch: Batch) -> jax.Array:
+        """The vectors of the words, [batch, length, embed]."""
+        # As whole vectors: devices that have parts of them fetch the parts, as of any other parameter, rather
+        # than look up parts for each other.
+        table = constrain(params["embedding"], "vocab", None)
+        vectors: jax.Array = self._embedding.apply({"params": {"embedding": table}}, batch["word"])
+        return constrain(vectors, "batch", "sequence", None)
 
     def _classified(self, params: Any, hidden: jax.Array, batch: Batch) -> jax.Array:
         """The mean loss of each sequence, float32 [batch]."""

@@ -6,10 +6,14 @@ on another micro-batch; then every result moves on by one stage. Where a plan la
 out over devices, the map runs on them side by side and the move is the only thing they send. Nothing here
 depends on that: on one device the same loop gives the same numbers.
 
+Where a plan divides each micro-batch over devices as well, those have a copy of the parameters each, along an
+axis of its own, so that in the loop each sums its own gradients, and all are summed once, after it.
+
 With `p` stages, `m` micro-batches and `v` runs of layers a stage, the loop takes `v m + p - 1` turns, of
 which a stage is idle in `p - 1`: a share of (p - 1) / (v m + p - 1).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdl.errors import ConfigError
-from jaxdl.models.layers import constrain
+from jaxdl.models.layers import constrain, mesh_axes, without_layout
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ def run_circular(
     x: jax.Array,
     inputs: Any,
     pipeline: Circular,
+    names: Any,
 ) -> jax.Array:
     """Runs a stack of layers as a pipeline.
 
@@ -75,6 +80,7 @@ def run_circular(
         x: Hidden states [batch, ...].
         inputs: Arrays [batch, ...] that every layer gets, such as a mask.
         pipeline: Stages, micro-batches and repeats.
+        names: Names of the axes of `params`, the first of which is `layers`, as a tree of `PartitionSpec`.
 
     Returns:
         What the last layer gives, like x.
@@ -87,10 +93,16 @@ def run_circular(
     pipeline.require(depth)
     length = depth // (stages * repeats)
 
-    def by_stage(array: jax.Array) -> jax.Array:
-        """[layers, ...] -> [stages, repeats, length, ...]."""
+    axes = mesh_axes("batch")
+    copies = math.prod(axes.values())
+
+    def by_stage(array: jax.Array, names: Any) -> jax.Array:
+        """[layers, ...] -> [stages, copies, repeats, length, ...]."""
         runs = array.reshape(repeats, stages, length, *array.shape[1:]).swapaxes(0, 1)
-        return constrain(runs, "stage", *(None,) * (runs.ndim - 1))
+        rest = (None, None, *tuple(names)[1:])
+        runs = constrain(runs, "stage", *rest)
+        runs = jnp.broadcast_to(runs[:, None], (stages, copies, *runs.shape[1:]))
+        return constrain(runs, "stage", "batch", *rest)
 
     def by_part(array: jax.Array) -> jax.Array:
         """[batch, ...] -> [micro, batch / micro, ...], each part with every micro-th example."""
@@ -100,7 +112,18 @@ def run_circular(
         rest = array.ndim - 2 - len(before)
         return constrain(array, "stage", *before, "batch", *(None,) * rest)
 
-    params, inputs = jax.tree.map(by_stage, params), jax.tree.map(by_part, inputs)
+    def by_copy(array: jax.Array) -> jax.Array:
+        """[stages, batch, ...] -> [stages, copies, batch / copies, ...]."""
+        return array.reshape(stages, copies, -1, *array.shape[2:])
+
+    def run_all(runs: Any, x: jax.Array, inputs: Any, firsts: jax.Array) -> jax.Array:
+        """Each stage its layers, on each device of it."""
+        each = jax.vmap(run, (0, 0, 0, None), spmd_axis_name=tuple(axes) or None)
+        with without_layout("batch"):
+            results = jax.vmap(each)(runs, by_copy(x), jax.tree.map(by_copy, inputs), firsts)
+        return results.reshape(x.shape)
+
+    params, inputs = jax.tree.map(by_stage, params, names), jax.tree.map(by_part, inputs)
     place = jnp.arange(stages)
 
     def turn(carry: tuple[jax.Array, jax.Array], time: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
@@ -110,14 +133,14 @@ def run_circular(
         part, round_ = item % micro, item // micro
         first = jnp.where(_along(place, arriving) == 0, waiting[:, time % micro], arriving)
         runs = jax.tree.map(
-            lambda array: jax.vmap(lambda own, i: jax.lax.dynamic_index_in_dim(own, i, 0, False))(
+            lambda array: jax.vmap(lambda own, i: jax.lax.dynamic_index_in_dim(own, i, 1, False))(
                 array, round_
             ),
             params,
         )
         given = jax.tree.map(lambda array: array[part], inputs)
-        results = jax.vmap(run)(runs, staged(first), given, (round_ * stages + place) * length)
-        moved = staged(jnp.roll(results, 1, axis=0))
+        results = run_all(runs, staged(first), given, (round_ * stages + place) * length)
+        moved = staged(_onward(staged(results)))
         # What comes back to stage 0 waits there for its next round, or is a result; before the first has been
         # all the way round, nothing has come back. The other stages write what nobody reads.
         back = time - (stages - 1)
@@ -134,6 +157,23 @@ def run_circular(
     (_, waiting), _ = jax.lax.scan(turn, (arriving, waiting), turns)
     results: jax.Array = waiting[0].swapaxes(0, 1).reshape(x.shape)
     return results
+
+
+@jax.custom_vjp
+def _onward(x: jax.Array) -> jax.Array:
+    return jnp.roll(x, 1, axis=0)
+
+
+def _onward_forward(x: jax.Array) -> tuple[jax.Array, None]:
+    return _onward(x), None
+
+
+def _onward_backward(_: None, dy: jax.Array) -> tuple[jax.Array]:
+    # By itself it would be the sum of two parts, sent one by one.
+    return (jnp.roll(dy, -1, axis=0),)
+
+
+_onward.defvjp(_onward_forward, _onward_backward)
 
 
 def _along(vector: jax.Array, array: jax.Array) -> jax.Array:

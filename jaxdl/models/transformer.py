@@ -9,7 +9,7 @@ and the stack is one `lax.scan` over it: compiling takes as long for 24 layers a
 
 # mypy: allow-subclassing-any, allow-untyped-decorators
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -90,12 +90,14 @@ class EncoderLayer(nn.Module):
 
     def _attention(self, x: jax.Array, mask: jax.Array, keys: jax.Array | None) -> jax.Array:
         width = x.shape[-1] // self.heads
-        query, key, value = (
-            constrain(
-                self._dense(name, (self.heads, width), ("embed",), ("heads", "head_width"))(x),
-                *("batch", None, "heads", None),
-            )
+        inputs = {
+            name: self._projection(name, (self.heads, width), ("embed",), ("heads", "head_width"))
             for name in ("query", "key", "value")
+        }
+        products = project_together(x, [each.weights(x.shape[-1:]) for each in inputs.values()], self.dtype)
+        query, key, value = (
+            constrain(tag(y, name), "batch", None, "heads", None)
+            for name, y in zip(inputs, products, strict=True)
         )
         seen = mask[:, None, None, :]
         if keys is None or self.attention_dropout == 0:
@@ -130,8 +132,13 @@ class EncoderLayer(nn.Module):
         self, name: str, features: tuple[int, ...], axes_in: tuple[str, ...], axes_out: tuple[str, ...]
     ) -> Callable[[jax.Array], jax.Array]:
         """The product over the last axes, as many as there are names."""
-        dense = Projection(features, axes_in, axes_out, self.dtype, self.param_dtype, name=name)
+        dense = self._projection(name, features, axes_in, axes_out)
         return lambda x: tag(dense(x), name)
+
+    def _projection(
+        self, name: str, features: tuple[int, ...], axes_in: tuple[str, ...], axes_out: tuple[str, ...]
+    ) -> "Projection":
+        return Projection(features, axes_in, axes_out, self.dtype, self.param_dtype, name=name)
 
 
 class Projection(nn.Module):
@@ -154,14 +161,20 @@ class Projection(nn.Module):
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
 
-    @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [..., *axes_in] to [..., *axes_out]."""
         summed = len(self.axes_in)
+        kernel, bias = self.weights(x.shape[-summed:])
+        y: jax.Array = jnp.tensordot(x.astype(self.dtype), kernel.astype(self.dtype), summed)
+        return _plus(y, bias.astype(self.dtype))
+
+    @nn.compact
+    def weights(self, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+        """Gives kernel and bias for inputs [..., *shape]."""
         kernel = self.param(
             "kernel",
             nn.with_logical_partitioning(_normal, self.axes_in + self.axes_out),
-            x.shape[-summed:] + self.features,
+            shape + self.features,
             self.param_dtype,
         )
         bias = self.param(
@@ -170,9 +183,48 @@ class Projection(nn.Module):
             self.features,
             self.param_dtype,
         )
-        y: jax.Array = jnp.tensordot(x.astype(self.dtype), kernel.astype(self.dtype), summed)
-        y += bias.astype(self.dtype).reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
-        return y
+        return kernel, bias
+
+
+def project_together(
+    x: jax.Array, weights: Sequence[tuple[jax.Array, jax.Array]], dtype: DTypeLike
+) -> list[jax.Array]:
+    """Multiplies one input [batch, length, embed] with several kernels [embed, ...] of one shape.
+
+    Where devices divide the kernels' results among them, each has a part of the gradient of the input. It is
+    one product over all kernels, and so one sum over the devices rather than one for each kernel.
+
+    Args:
+        x: The input.
+        weights: Kernel and bias of each.
+        dtype: Dtype of computation and results.
+    """
+    kernels = tuple(kernel.astype(dtype) for kernel, _ in weights)
+    products = _products(x.astype(dtype), kernels)
+    return [_plus(y, bias.astype(dtype)) for y, (_, bias) in zip(products, weights, strict=True)]
+
+
+@jax.custom_vjp
+def _products(x: jax.Array, kernels: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    return tuple(jnp.tensordot(x, kernel, 1) for kernel in kernels)
+
+
+def _products_forward(x: jax.Array, kernels: tuple[jax.Array, ...]) -> tuple[Any, Any]:
+    return _products(x, kernels), (x, kernels)
+
+
+def _products_backward(saved: Any, gradients: tuple[jax.Array, ...]) -> tuple[Any, Any]:
+    x, kernels = saved
+    dy, kernel = jnp.stack(gradients, 2), jnp.stack(kernels, 1)
+    dx = jnp.tensordot(dy, kernel, (tuple(range(2, dy.ndim)), tuple(range(1, kernel.ndim))))
+    return dx, tuple(jnp.tensordot(x, each, ((0, 1), (0, 1))) for each in gradients)
+
+
+_products.defvjp(_products_forward, _products_backward)
+
+
+def _plus(y: jax.Array, bias: jax.Array) -> jax.Array:
+    return y + bias.reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
 
 
 class Encoder(nn.Module):
@@ -222,6 +274,7 @@ class Encoder(nn.Module):
             lambda params, x, inputs, first: self.run(params, x, *inputs, first=first),
             *(params, x.astype(layer.dtype), inputs),
             self.pipeline,
+            nn.get_partition_spec(jax.eval_shape(init, jax.random.key(0))),
         )
 
     @nn.nowrap

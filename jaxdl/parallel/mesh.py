@@ -54,8 +54,8 @@ def make_mesh(
     processes = {device.process_index for device in devices}
     if used < len(devices) and len(processes) > 1:
         raise ConfigError(
-            f"{asked} = {used} devices would leave some of the {len(devices)} of {len(processes)} processes "
-            "idle: set one of the axes to -1, or start fewer processes."
+            f"{asked} = {used} devices would leave some of the {len(devices)} devices of {len(processes)} "
+            "processes idle: set one of the axes to -1, or start fewer processes."
         )
     mesh = Mesh(_arranged(shape, devices[:used]), MESH_AXES, axis_types=(AxisType.Auto,) * len(shape))
     parts = {"memory.accumulate": accumulate, "parallel.microbatches": config.parts}
@@ -78,7 +78,9 @@ def batch_share(mesh: Mesh) -> tuple[int, int]:
     """
     place = [MESH_AXES.index(axis) for axis in BATCH_AXES]
     size = [mesh.shape[axis] for axis in BATCH_AXES]
-    # On described devices nothing is loaded.
+    # On described devices nothing is loaded, whatever processes they are described to belong to.
+    if len({device.process_index for device in mesh.devices.flat}) > jax.process_count():
+        return 0, 1
     mine = jax.process_index()
     shards = sorted(
         {

@@ -31,6 +31,7 @@ __all__ = [
     "on_first",
     "speaks",
     "start",
+    "wait_for_all",
 ]
 
 _T = TypeVar("_T")
@@ -55,6 +56,7 @@ LOSSES = re.compile(
 )
 
 _texts = itertools.count()
+_meetings = itertools.count()
 
 
 def start(config: ParallelConfig) -> None:
@@ -150,6 +152,22 @@ def on_first(function: Callable[[], _T]) -> _T:
     return result
 
 
+def wait_for_all() -> None:
+    """Waits until all processes have come here; all must call it, and as often.
+
+    A collective waits too, but not long: Gloo gives up after half a minute, and processes may compile for
+    minutes, some of them longer than others.
+    """
+    client = global_state.client
+    if client is None or global_state.num_processes == 1:
+        return
+    place = f"jaxdl/here/{next(_meetings)}/"
+    client.key_value_set(f"{place}{global_state.process_id}", "here")
+    # In short parts, between which signals are heard. The watchdog sees to it that it ends.
+    while len(client.key_value_dir_get(place)) < global_state.num_processes:
+        time.sleep(0.1)
+
+
 def beat(step: int) -> None:
     """Notes the update that was made, for the messages of the watchdog, if there is one."""
     if Watchdog.active is not None:
@@ -186,11 +204,9 @@ def explained(error: BaseException) -> LostProcessError | None:
         return None
     if not LOSSES.search(str(error)):
         return None
-    if Watchdog.active is not None:
-        return LostProcessError(Watchdog.active.find())
-    return LostProcessError(
-        "another process of the run is lost. --resume true goes on from the last checkpoint."
-    )
+    found = Watchdog.active.find() if Watchdog.active is not None else "another process may be lost"
+    first = str(error).splitlines()[0][:300]
+    return LostProcessError(f"{found} What failed here: {first}")
 
 
 @contextlib.contextmanager

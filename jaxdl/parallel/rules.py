@@ -6,7 +6,7 @@
 | vocab, mlp, heads, channel        | tensor                          | `parallel.tensor`                    |
 | sequence (between encoder layers) | tensor                          | `parallel.sequence`                  |
 | layers, stage                     | pipeline                        | `parallel.pipeline`                  |
-| the longest axis that divides     | fsdp                            | `parallel.fsdp`                      |
+| the longest that is left whole     | fsdp                            | `parallel.fsdp`                      |
 | likewise, of the optimizer's state | node, data, fsdp               | `parallel.zero1`                     |
 
 A model names the axes of its parameters. Names decide what tensor parallelism divides; what `fsdp` and ZeRO-1
@@ -115,7 +115,11 @@ class Rules:
         divided: list[tuple[str, ...]],
         loop: Sequence[int] = (),
     ) -> PartitionSpec:
-        """Divides the longest dimension that further mesh axes divide evenly, in a large enough array."""
+        """Divides the longest dimension that further mesh axes divide evenly, in a large enough array.
+
+        Better one that no axis divides yet: where two divide the same, a compiler that fetches what one has
+        divided fetches all of it, and every device of the other computes the whole product.
+        """
         axes = tuple(axis for axis in axes if self.sizes[axis] > 1)
         parts = math.prod(self.sizes[axis] for axis in axes)
 
@@ -130,7 +134,7 @@ class Rules:
                     f"{' x '.join(f'parallel.{axis} {self.sizes[axis]}' for axis in axes)}: keep it whole "
                     f"with --parallel.layout {_whole(path, shape)}"
                 )
-            place = max(fitting, key=length)
+            place = max(fitting, key=lambda place: (not divided[place], length(place)))
             divided = [*divided[:place], divided[place] + axes, *divided[place + 1 :]]
         return PartitionSpec(*map(_entry, divided))
 

@@ -12,6 +12,9 @@ from jaxdl.errors import ConfigError
 HARDWARE = Path(__file__).resolve().parents[2] / "configs" / "hardware"
 """Descriptions of GPUs, as `<name>.txtpb`."""
 
+NODE = 8
+"""GPUs that a node has where a name does not say."""
+
 
 def described_devices(name: str) -> list[Any]:
     """Gives JAX devices for a mesh to compile for.
@@ -19,8 +22,9 @@ def described_devices(name: str) -> list[Any]:
     To be called before any JAX backend is started: it makes the CPU the platform that JAX runs on.
 
     Args:
-        name: a GPU with a file in `configs/hardware`, with the number of them in one node, as `h100` or
-            `h100x8`; or a TPU slice by JAX's name, as `v5e:2x4`.
+        name: a GPU with a file in `configs/hardware`, as `h100`; with the number of them, as `h100x4` or
+            `h100x64`, in nodes of 8 if they are more; or with the numbers of nodes and of GPUs in each, as
+            `h100:16x4`. Each node is a process. Or a TPU slice by JAX's name, as `v5e:2x4`.
 
     Raises:
         ConfigError: there is no such chip, or its compiler is not installed.
@@ -30,16 +34,17 @@ def described_devices(name: str) -> list[Any]:
 
     # A plugin that is installed only to compile would be asked for devices and fail or wait for them.
     jax.config.update("jax_platforms", "cpu")
-    gpu = re.fullmatch(r"(\w+?)(?:x(\d+))?", name)
+    gpu = re.fullmatch(r"([a-z]\w*?)(?:x([1-9]\d*)|:([1-9]\d*)x([1-9]\d*))?", name)
     description = HARDWARE / f"{gpu[1]}.txtpb" if gpu else None
     try:
         if gpu and description is not None and description.exists():
+            nodes, each = _nodes(name, *(int(number) if number else None for number in gpu.groups()[1:]))
             return list(
                 topologies.get_topology_desc(
                     platform="cuda",
                     topology_name=name,
                     target_config=description.read_text(),
-                    topology=f"1x1x{gpu[2] or 1}",
+                    topology=f"1x{nodes}x{each}",  # the first: nodes in groups, which JAX calls slices
                 ).devices
             )
         if ":" in name:
@@ -54,8 +59,23 @@ def described_devices(name: str) -> list[Any]:
     gpus = sorted(path.stem for path in HARDWARE.glob("*.txtpb"))
     raise ConfigError(
         f"{name} is no chip that is described here: take one of {', '.join(gpus)}, "
-        "several in one node as h100x8, or a TPU slice, as v5e:2x4."
+        "several as h100x8 or h100x64, nodes of several as h100:16x4, or a TPU slice, as v5e:2x4."
     )
+
+
+def _nodes(name: str, total: int | None, nodes: int | None, each: int | None) -> tuple[int, int]:
+    """Tells how many nodes of how many GPUs a name stands for."""
+    if nodes is not None and each is not None:
+        return nodes, each
+    total = total or 1
+    if total <= NODE:
+        return 1, total
+    if total % NODE:
+        raise ConfigError(
+            f"{name} are no whole nodes of {NODE}: name a multiple of {NODE}, or nodes and the GPUs in each, "
+            f"as {name.partition('x')[0]}:16x4."
+        )
+    return total // NODE, NODE
 
 
 def _settle_tpu() -> None:

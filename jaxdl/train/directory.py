@@ -20,6 +20,7 @@ FIXED = (
     "optimizer.name",
     "optimizer.momentum",
     "optimizer.ema_decay",
+    "parallel.batch_norm",
     "precision.",
 )
 """Beginnings of the keys that a resumed run must keep.

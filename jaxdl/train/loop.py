@@ -27,7 +27,7 @@ from jaxdl.data.types import Source
 from jaxdl.errors import EXIT_STOPPED, ConfigError, DataError, DivergedError
 from jaxdl.optim.masks import leaf_names
 from jaxdl.parallel.mesh import batch_shards
-from jaxdl.parallel.processes import beat, on_first, speaks
+from jaxdl.parallel.processes import beat, on_first, speaks, wait_for_all
 from jaxdl.precision import parse_policy
 from jaxdl.profiling.trace import trace_window
 from jaxdl.train import rundir
@@ -205,6 +205,7 @@ def train(
                     eval_step = plan.compile_eval(program.eval_step, program.state.evaluated, example)
                     compile_seconds = time.monotonic() - began
                     progress.say(f"compiled in {compile_seconds:.1f} s")
+                    wait_for_all()
                 # What the last attempt was stopped in.
                 evaluate_if_due()
                 save_if_due()
@@ -221,7 +222,7 @@ def train(
                     evaluate_if_due()
                     save_if_due()
             except DataError:
-                if parts > 1:
+                if jax.process_count() > 1:
                     # The others would have to save too, and wait for this process's part of the next update.
                     raise
                 # The updates so far are sound; once the data is mended, --resume true goes on from them.
