@@ -162,6 +162,7 @@ def configuration(arguments: argparse.Namespace, batch_size: int, flags: list[st
         f"--optimizer.name={'sgd' if arguments.subject == 'resnet50' else 'adamw'}",
         f"--data.batch_size={batch_size}",
         f"--data.image_size={arguments.image_size}",
+        "--model.stem=imagenet",  # whatever the size of the images
     ]
     return commandline.parse(PROGRAM, [*options, *flags], None)
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from jaxdl.models.layers import constrain
-from jaxdl.models.transformer import Encoder, Projection
+from jaxdl.models.projection import Projection, look_up
+from jaxdl.models.transformer import Encoder
 from jaxdl.parallel.chain import Link
 from jaxdl.train.task import Batch
 
@@ -110,11 +110,7 @@ class Tagging:
 
     def _embedded(self, params: Any, batch: Batch) -> jax.Array:
         """The vectors of the words, [batch, length, embed]."""
-        # As whole vectors: devices that have parts of them fetch the parts, as of any other parameter, rather
-        # than look up parts for each other.
-        table = constrain(params["embedding"], "vocab", None)
-        vectors: jax.Array = self._embedding.apply({"params": {"embedding": table}}, batch["word"])
-        return constrain(vectors, "batch", "sequence", None)
+        return look_up(params["embedding"].astype(self.types["dtype"]), batch["word"])
 
     def _classified(self, params: Any, hidden: jax.Array, batch: Batch) -> jax.Array:
         """The mean loss of each sequence, float32 [batch]."""

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdl.errors import ConfigError
-from jaxdl.models.layers import constrain, mesh_axes, without_layout
+from jaxdl.models.logical import constrain, mesh_axes, without_layout
 
 
 @dataclass(frozen=True)

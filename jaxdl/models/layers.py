@@ -8,8 +8,7 @@ parameters are stored in), and tags its result with its own name
 """
 
 # mypy: allow-subclassing-any, allow-untyped-decorators
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -225,27 +224,6 @@ class Classifier(nn.Module):
         )
         logits = jnp.matmul(x, kernel.astype(self.dtype), preferred_element_type=jnp.float32)
         return logits + expand(bias.astype(jnp.float32), logits)
-
-
-def constrain(x: jax.Array, *names: str | None) -> jax.Array:
-    """Asks that an activation be laid out by the names of its axes; without a plan, does nothing."""
-    constrained: jax.Array = nn.with_logical_constraint(x, names)
-    return constrained
-
-
-def mesh_axes(name: str) -> dict[str, int]:
-    """Gives the mesh axes, with their sizes, over which a plan lays out axes of a name; without one, none."""
-    axes = dict(nn.get_logical_axis_rules()).get(name) or ()
-    sizes = jax.sharding.get_abstract_mesh().shape
-    return {axis: sizes[axis] for axis in ((axes,) if isinstance(axes, str) else axes) if axis in sizes}
-
-
-@contextlib.contextmanager
-def without_layout(name: str) -> Iterator[None]:
-    """Lets `constrain` take axes of a name for undivided."""
-    rules = [rule for rule in nn.get_logical_axis_rules() if rule[0] != name]
-    with nn.logical_axis_rules(rules):
-        yield
 
 
 def _by_channel(init: nn.initializers.Initializer) -> nn.initializers.Initializer:

@@ -9,7 +9,7 @@ and the stack is one `lax.scan` over it: compiling takes as long for 24 layers a
 
 # mypy: allow-subclassing-any, allow-untyped-decorators
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,7 +19,8 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from jaxdl.models.circular import Circular, run_circular
-from jaxdl.models.layers import constrain
+from jaxdl.models.logical import constrain
+from jaxdl.models.projection import Projection, project_together
 from jaxdl.models.remat import Remat, tag
 
 DOTS = ("query", "key", "value", "attention_out", "mlp_in", "mlp_out")
@@ -29,7 +30,6 @@ OTHERS = ("attention", "attention_norm", "mlp_norm")
 """Names of a layer's other activations."""
 
 _LOWEST = float(np.finfo(np.float32).min)
-_normal = nn.initializers.truncated_normal(0.02)
 
 
 class EncoderLayer(nn.Module):
@@ -108,6 +108,8 @@ class EncoderLayer(nn.Module):
             scores = jnp.where(seen, scores / math.sqrt(width), _LOWEST)
             weights = drop(jax.nn.softmax(scores), self.attention_dropout, keys).astype(self.dtype)
             y = jnp.einsum("bhqk,bkhw->bqhw", weights, value)
+        # So that the backward pass fetches the gradient of what follows, rather than kernel and `y`.
+        y = constrain(y, "batch", None, "heads", None)
         out = self._dense("attention_out", (x.shape[-1],), ("heads", "head_width"), ("embed",))
         return out(tag(y, "attention"))
 
@@ -139,92 +141,6 @@ class EncoderLayer(nn.Module):
         self, name: str, features: tuple[int, ...], axes_in: tuple[str, ...], axes_out: tuple[str, ...]
     ) -> "Projection":
         return Projection(features, axes_in, axes_out, self.dtype, self.param_dtype, name=name)
-
-
-class Projection(nn.Module):
-    """The product over the last axes of its input with a kernel, plus a bias.
-
-    Like `flax.linen.DenseGeneral`, which flattens its kernel to initialise it and then, under a mesh,
-    lays the flat one out by the names of the whole one.
-
-    Attributes:
-        features: Shape of what takes the place of those axes.
-        axes_in: Names of the axes that the product sums over.
-        axes_out: Names of the axes of the result, one for each of `features`.
-        dtype: Dtype of computation and result.
-        param_dtype: Dtype of kernel [*axes_in, *axes_out] and bias [*axes_out].
-    """
-
-    features: tuple[int, ...]
-    axes_in: tuple[str, ...]
-    axes_out: tuple[str, ...]
-    dtype: DTypeLike = jnp.float32
-    param_dtype: DTypeLike = jnp.float32
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps [..., *axes_in] to [..., *axes_out]."""
-        summed = len(self.axes_in)
-        kernel, bias = self.weights(x.shape[-summed:])
-        y: jax.Array = jnp.tensordot(x.astype(self.dtype), kernel.astype(self.dtype), summed)
-        return _plus(y, bias.astype(self.dtype))
-
-    @nn.compact
-    def weights(self, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-        """Gives kernel and bias for inputs [..., *shape]."""
-        kernel = self.param(
-            "kernel",
-            nn.with_logical_partitioning(_normal, self.axes_in + self.axes_out),
-            shape + self.features,
-            self.param_dtype,
-        )
-        bias = self.param(
-            "bias",
-            nn.with_logical_partitioning(nn.initializers.zeros, self.axes_out),
-            self.features,
-            self.param_dtype,
-        )
-        return kernel, bias
-
-
-def project_together(
-    x: jax.Array, weights: Sequence[tuple[jax.Array, jax.Array]], dtype: DTypeLike
-) -> list[jax.Array]:
-    """Multiplies one input [batch, length, embed] with several kernels [embed, ...] of one shape.
-
-    Where devices divide the kernels' results among them, each has a part of the gradient of the input. It is
-    one product over all kernels, and so one sum over the devices rather than one for each kernel.
-
-    Args:
-        x: The input.
-        weights: Kernel and bias of each.
-        dtype: Dtype of computation and results.
-    """
-    kernels = tuple(kernel.astype(dtype) for kernel, _ in weights)
-    products = _products(x.astype(dtype), kernels)
-    return [_plus(y, bias.astype(dtype)) for y, (_, bias) in zip(products, weights, strict=True)]
-
-
-@jax.custom_vjp
-def _products(x: jax.Array, kernels: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    return tuple(jnp.tensordot(x, kernel, 1) for kernel in kernels)
-
-
-def _products_forward(x: jax.Array, kernels: tuple[jax.Array, ...]) -> tuple[Any, Any]:
-    return _products(x, kernels), (x, kernels)
-
-
-def _products_backward(saved: Any, gradients: tuple[jax.Array, ...]) -> tuple[Any, Any]:
-    x, kernels = saved
-    dy, kernel = jnp.stack(gradients, 2), jnp.stack(kernels, 1)
-    dx = jnp.tensordot(dy, kernel, (tuple(range(2, dy.ndim)), tuple(range(1, kernel.ndim))))
-    return dx, tuple(jnp.tensordot(x, each, ((0, 1), (0, 1))) for each in gradients)
-
-
-_products.defvjp(_products_forward, _products_backward)
-
-
-def _plus(y: jax.Array, bias: jax.Array) -> jax.Array:
-    return y + bias.reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
 
 
 class Encoder(nn.Module):

@@ -6,7 +6,7 @@
 | vocab, mlp, heads, channel        | tensor                          | `parallel.tensor`                    |
 | sequence (between encoder layers) | tensor                          | `parallel.sequence`                  |
 | layers, stage                     | pipeline                        | `parallel.pipeline`                  |
-| the longest that is left whole     | fsdp                            | `parallel.fsdp`                      |
+| the longest that is left whole    | fsdp                            | `parallel.fsdp`                      |
 | likewise, of the optimizer's state | node, data, fsdp               | `parallel.zero1`                     |
 
 A model names the axes of its parameters. Names decide what tensor parallelism divides; what `fsdp` and ZeRO-1

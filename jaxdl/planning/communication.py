@@ -275,8 +275,18 @@ def _root(computation: _Computation) -> _Instruction:
 
 
 def _sliced(computation: _Computation) -> str | None:
+    """Returns what a computation's results are slices of, if they are slices of one instruction's."""
     root = _root(computation)
-    return root.operands[0] if root.opcode == "dynamic-slice" else None
+    results = [computation[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    sources = set()
+    for one in results:
+        while one.opcode in ("bitcast", "copy"):
+            one = computation[one.operands[0]]
+        if one.opcode != "dynamic-slice":
+            return None
+        source = computation[one.operands[0]]
+        sources.add(source.operands[0] if source.opcode == "get-tuple-element" else source.name)
+    return sources.pop() if len(sources) == 1 else None
 
 
 def _trips(

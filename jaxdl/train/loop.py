@@ -99,6 +99,8 @@ def train(
             f"examples, {len(eval_source):,} to evaluate): {program.updates:,} updates of "
             f"{config.data.batch_size} on {len(devices)} x {devices[0].device_kind}, in {directory}"
         )
+        if len(devices) < jax.device_count():
+            progress.say(f"{jax.device_count() - len(devices)} of {jax.device_count()} devices are left idle")
         if parse_policy(config.precision.policy).loses_small_updates:
             progress.say(
                 f"precision.policy {config.precision.policy} keeps parameters in 16 bits: updates smaller "

@@ -76,10 +76,16 @@ def make_plan(config: Config, mesh: Mesh, task: Task) -> tuple[Plan, Replicas]:
         ConfigError: the task cannot be divided as asked.
     """
     parallel = config.parallel
+    stages = parallel.pipeline > 1 and parallel.schedule != "circular"
+    if config.memory.offloads_optimizer and (stages or parallel.backend != "jit"):
+        raise ConfigError(
+            f"memory.offload {config.memory.offload} works with parallel.backend jit and without stages of "
+            "their own (parallel.pipeline with gpipe or 1f1b): take none or activations"
+        )
     layout = Layout(Rules.of(parallel, mesh), task.axes())
     if parallel.backend != "jit":
         return MappedPlan(mesh, parallel.backend), Replicas(AXIS, mesh.size)
-    if parallel.pipeline > 1 and parallel.schedule != "circular":
+    if stages:
         share = config.data.batch_size // parallel.parts // batch_shards(mesh)
         return StagePlan.of(parallel, mesh, layout, task.chain(), _abstract_inputs(task, share)), ALONE
     return JitPlan(mesh, layout, offload_optimizer=config.memory.offloads_optimizer), ALONE

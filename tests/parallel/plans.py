@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh
 
 from experiments import subjects
@@ -88,7 +89,10 @@ class Run:
             task, optimizer, lambda _: 0.1, seed=0, accumulate=config.memory.accumulate, replicas=replicas
         )
         abstract = jax.eval_shape(lambda: init_state(task, optimizer, seed=0, keep_average=False))
-        return cls(task, plan, step, abstract, subjects.batch(task, BATCH))
+        part, parts = plan.share
+        rows = slice(part * BATCH // parts, (part + 1) * BATCH // parts)
+        batch = {key: value[rows] for key, value in subjects.batch(task, BATCH).items()}
+        return cls(task, plan, step, abstract, batch)
 
     def start(self) -> TrainState:
         """The state before the first update."""
@@ -112,9 +116,14 @@ def trained(name: str, config: Config, **settings: Any) -> tuple[Any, list[float
     """The initial parameters, the losses of five updates and the last parameters and statistics."""
     run = Run.of(name, config, **settings)
     state = run.start()
-    first = jax.device_get(state.params)
+    first = fetch(state.params)
     losses, state = run.train(state)
-    return first, losses, jax.device_get((state.params, state.model_state))
+    return first, losses, fetch((state.params, state.model_state))
+
+
+def fetch(tree: Any) -> Any:
+    """The whole arrays, also those of which other processes have parts."""
+    return jax.device_get(tree) if jax.process_count() == 1 else process_allgather(tree, tiled=True)
 
 
 def sequential(config: Config) -> Config:

@@ -258,6 +258,32 @@ replica_groups={{0,2,4,6},{1,3,5,7}}, to_apply=%add
     assert collectives(text) == [Collective("reduce-scatter", 1, 4 * 4128 * 1024, 4, ("f32[4128,1024]",))]
 
 
+@pytest.mark.parametrize(("sliced", "kind"), [("%one", "reduce-scatter"), ("%whole", "all-reduce")])
+def test_a_tpu_s_fused_sum_of_two_arrays_and_their_slices_is_a_scatter(sliced, kind):
+    before = """
+%all-reduce-scatter (x: f32[512,64], y: f32[64,512]) -> (f32[64,64], f32[64,64]) {
+  %x = f32[512,64]{1,0} parameter(0)
+  %y = f32[64,512]{1,0} parameter(1)
+  %all-reduce.1 = (f32[512,64]{1,0}, f32[64,512]{1,0}) all-reduce(%x, %y), channel_id=1, \
+replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add
+  %whole = f32[512,64]{1,0} get-tuple-element(%all-reduce.1), index=0
+  %at = u32[] partition-id()
+  %one = f32[64,64]{1,0} dynamic-slice(%whole, %at, %at), dynamic_slice_sizes={64,64}
+  %second = f32[64,512]{1,0} get-tuple-element(%all-reduce.1), index=1
+  %two = f32[64,64]{1,0} dynamic-slice(%second, %at, %at), dynamic_slice_sizes={64,64}
+  ROOT %both = (f32[64,64]{1,0}, f32[64,64]{1,0}) tuple(SLICED, %two)
+}
+""".replace("SLICED", sliced)
+    text = module(
+        "%x = f32[512,64]{1,0} parameter(0)",
+        "%y = f32[64,512]{1,0} parameter(1)",
+        "ROOT %f = (f32[64,64]{1,0}, f32[64,64]{1,0}) fusion(%x, %y), calls=%all-reduce-scatter",
+        before=SUM + before,
+    )
+    (found,) = collectives(text)
+    assert (found.kind, found.bytes) == (kind, 2 * 4 * 512 * 64)
+
+
 @pytest.mark.parametrize(
     ("written", "group"),
     [
