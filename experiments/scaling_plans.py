@@ -219,8 +219,8 @@ def sent(program: "Program", compiled: Any) -> tuple[dict[str, int], bool]:
 
     Of stages that differ, the one that sends most counts.
     """
-    from jaxdl.parallel.staged_step import StagedTrainStep
-    from jaxdl.parallel.stages import StagePlan
+    from jaxdl.parallel.pipeline.plan import StagePlan
+    from jaxdl.parallel.pipeline.step import StagedTrainStep
     from jaxdl.planning.communication import collectives
 
     exact = True

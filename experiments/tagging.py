@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from jaxdl.models.projection import Projection, look_up
 from jaxdl.models.transformer import Encoder
-from jaxdl.parallel.chain import Link
+from jaxdl.parallel.pipeline.chain import Link
 from jaxdl.train.task import Batch
 
 KINDS = 64

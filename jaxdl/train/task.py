@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from jaxdl.data.transforms import normalize
 from jaxdl.errors import ConfigError
-from jaxdl.parallel.chain import Link
+from jaxdl.parallel.pipeline.chain import Link
 
 Batch = dict[str, jax.Array]
 

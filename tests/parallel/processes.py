@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jaxdl.parallel.meeting import free_port
+from jaxdl.parallel.processes.meeting import free_port
 from tests.conftest import ROOT
 
 PREPARE = """

@@ -13,7 +13,7 @@ import pytest
 from jaxdl.config import ParallelConfig
 from jaxdl.errors import ConfigError
 from jaxdl.parallel import processes
-from jaxdl.parallel.meeting import free_port, meet
+from jaxdl.parallel.processes.meeting import free_port, meet
 from tests.conftest import ROOT
 from tests.parallel.processes import PREPARE, variables
 

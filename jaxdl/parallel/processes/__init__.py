@@ -17,8 +17,8 @@ from jax._src.distributed import global_state
 
 from jaxdl.config import ParallelConfig
 from jaxdl.errors import ConfigError, JaxdlError, LostProcessError
-from jaxdl.parallel.meeting import LOOPBACK, meet
-from jaxdl.parallel.watchdog import Watchdog, leave
+from jaxdl.parallel.processes.meeting import LOOPBACK, meet
+from jaxdl.parallel.processes.watchdog import Watchdog, leave
 
 __all__ = [
     "Watchdog",

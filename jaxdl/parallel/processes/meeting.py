@@ -4,7 +4,7 @@ jax's own client ends the whole process with a stack trace and exit code 134 for
 missing process or an address in use, and at once when process 0 goes. So the processes meet here first:
 process 0 listens at the coordinator's address, counts them and lets all go on together. From then on
 jax's connections to process 0 run through a relay in each process, which keeps jax's end open when the
-other end closes: what is to be done then is for `jaxdl.parallel.watchdog` to say.
+other end closes: what is to be done then is for `jaxdl.parallel.processes.watchdog` to say.
 """
 
 import contextlib

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdl.parallel.chain import Link, Piece, at, run
+from jaxdl.parallel.pipeline.chain import Link, Piece, at, run
 
 
 def estimated(chain: Sequence[Link], params: Any, model_state: Any, batch: Any) -> list[float]:

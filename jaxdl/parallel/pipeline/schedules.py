@@ -8,8 +8,8 @@ memory.
 | `circular` | Narayanan et al. 2021, interleaved                   | m         | (p - 1) / (vm + p - 1) |
 
 for p stages, m micro-batches (of which a stage holds the activations) and v runs of layers a stage. The
-first two are orders in which one program hands work to devices (`jaxdl.parallel.stages`); the last is a
-loop within one program (`jaxdl.models.circular`), whose backward pass is the loop reversed.
+first two are orders in which one program hands work to devices (`jaxdl.parallel.pipeline.plan`); the last
+is a loop within one program (`jaxdl.models.circular`), whose backward pass is the loop reversed.
 """
 
 from collections.abc import Mapping, Sequence

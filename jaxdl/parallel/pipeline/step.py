@@ -3,17 +3,15 @@
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxdl.parallel.chain import run
+from jaxdl.parallel.pipeline.chain import run
+from jaxdl.parallel.pipeline.schedules import SCHEDULES, Action, simulate
+from jaxdl.parallel.pipeline.stages import Stages
 from jaxdl.parallel.plan import abstract
-from jaxdl.parallel.schedules import SCHEDULES, Action, simulate
-
-if TYPE_CHECKING:
-    from jaxdl.parallel.stages import StagePlan
 
 Watch = Callable[[Action], None]
 """Told of each action after it was handed out."""
@@ -50,6 +48,7 @@ class StagedTrainStep:
 
     Args:
         plan: the stages.
+        schedule: a name in `SCHEDULES`.
         step: the pure step, whose parts are compiled for each stage.
         state: abstract state, laid out.
         inputs: abstract micro-batches by stage.
@@ -59,11 +58,13 @@ class StagedTrainStep:
         stages: what was compiled.
     """
 
-    def __init__(self, plan: "StagePlan", step: Any, state: Any, inputs: Any, *, watch: Watch) -> None:
+    def __init__(
+        self, plan: Stages, schedule: str, step: Any, state: Any, inputs: Any, *, watch: Watch
+    ) -> None:
         self._plan, self._watch, self._split = plan, watch, plan.split(state)
         self._scaled = state.loss_scale is not None
         count, parts = len(plan.stages), plan.parts
-        orders = SCHEDULES[plan.schedule](count, parts)
+        orders = SCHEDULES[schedule](count, parts)
         # A backward pass takes about twice as long as a forward one; the order of each stage is the
         # schedule's in any case.
         self._actions = list(simulate(orders, {"forward": 1.0, "backward": 2.0}))
@@ -184,7 +185,7 @@ class StagedTrainStep:
 
 
 def _compile_stage(
-    plan: "StagePlan", step: Any, number: int, view: Any, x: Any, micro: Any, examples: int
+    plan: Stages, step: Any, number: int, view: Any, x: Any, micro: Any, examples: int
 ) -> Stage:
     pieces, last = plan.stages[number], number == len(plan.stages) - 1
     batch, whole = plan.batch_sharding(number), plan.replicated(number)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxdl.parallel.chain import Piece
+from jaxdl.parallel.pipeline.chain import Piece
 
 STAGE_AXIS = "pipeline"
 

@@ -8,45 +8,35 @@ A micro-batch is what a micro-batch of `memory.accumulate` is, down to its batch
 numbers are those of one device that accumulates as often.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxdl.config import BATCH_AXES, MESH_AXES, ParallelConfig
+from jaxdl.config import ParallelConfig
 from jaxdl.errors import ConfigError
-from jaxdl.parallel.chain import Link, Piece, cut, cut_by_hand, require_stages, run
-from jaxdl.parallel.costs import estimated, measured
 from jaxdl.parallel.layout import Layout
+from jaxdl.parallel.pipeline.chain import Link, cut, cut_by_hand, require_stages, run
+from jaxdl.parallel.pipeline.costs import estimated, measured
+from jaxdl.parallel.pipeline.split import STAGE_AXIS, belongs
+from jaxdl.parallel.pipeline.stages import Stages
+from jaxdl.parallel.pipeline.step import StagedTrainStep, Watch
 from jaxdl.parallel.plan import abstract
-from jaxdl.parallel.split import STAGE_AXIS, Split, belongs
-from jaxdl.parallel.staged_step import StagedTrainStep, Watch
 
 
 @dataclass(frozen=True)
-class StagePlan:
-    """Stages of a model on parts of a mesh.
+class StagePlan(Stages):
+    """Stages of a model on parts of a mesh, whose work one process hands out.
 
     Attributes:
-        mesh: the devices; stage `s` has those at `s` of the axis `pipeline`.
-        layout: how arrays are divided over the devices of their stage, and stacks of layers over stages.
-        stages: the pieces of each stage.
-        schedule: a name in `SCHEDULES`.
-        parts: micro-batches of each batch.
+        schedule: a name in `jaxdl.parallel.pipeline.schedules.SCHEDULES`.
     """
 
-    mesh: Mesh
-    layout: Layout
-    stages: tuple[tuple[Piece, ...], ...]
     schedule: str
-    parts: int
 
     @classmethod
     def of(
@@ -81,16 +71,7 @@ class StagePlan:
             require_stages(chain, count)
             costs = (measured if config.cut == "measured" else estimated)(chain, *shapes)
             stages = cut(chain, count, costs)
-        return cls(mesh, layout, tuple(map(tuple, stages)), config.schedule, config.parts)
-
-    @cached_property
-    def meshes(self) -> list[Mesh]:
-        """The devices of each stage, with all axes."""
-        place = MESH_AXES.index(STAGE_AXIS)
-        return [
-            Mesh(self.mesh.devices.take([stage], place), MESH_AXES, axis_types=self.mesh.axis_types)
-            for stage in range(len(self.stages))
-        ]
+        return cls(mesh, layout, tuple(map(tuple, stages)), config.parts, config.schedule)
 
     @property
     def share(self) -> tuple[int, int]:
@@ -145,7 +126,7 @@ class StagePlan:
     ) -> StagedTrainStep:
         """See `Plan.compile_train`; `watch` is told of what is handed out."""
         state = abstract(state, self.state_layout(state))
-        return StagedTrainStep(self, step, state, self._abstract_parts(batch), watch=watch)
+        return StagedTrainStep(self, self.schedule, step, state, self._abstract_parts(batch), watch=watch)
 
     def compile_eval(self, step: Any, weights: Any, batch: Any) -> Callable[..., Any]:
         """See `Plan.compile_eval`."""
@@ -190,24 +171,6 @@ class StagePlan:
             [jax.device_put(part, self.batch_sharding(stage)) for part in parts]
             for stage, parts in enumerate(self._parts(batch))
         ]
-
-    def batch_sharding(self, stage: int) -> NamedSharding:
-        """Layout of arrays [examples, ...] on a stage's devices."""
-        return NamedSharding(self.meshes[stage], PartitionSpec(BATCH_AXES))
-
-    def replicated(self, stage: int) -> NamedSharding:
-        """Layout of what each device of a stage has a copy of."""
-        return NamedSharding(self.meshes[stage], PartitionSpec())
-
-    @contextlib.contextmanager
-    def placed(self, stage: int) -> Iterator[None]:
-        """What the models' constraints on activations look for."""
-        with jax.set_mesh(self.meshes[stage]), nn.logical_axis_rules(self.layout.rules.for_activations):
-            yield
-
-    def split(self, tree: Any) -> Split:
-        """Prepares to take apart trees like one of arrays or shapes with shardings."""
-        return Split(tree, self.stages, self.meshes)
 
     def _parts(self, batch: dict[str, Any]) -> list[list[dict[str, Any]]]:
         """By stage and micro-batch, what the stage reads, and the examples' places in the batch."""

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from jaxdl.parallel.chain import balanced
-from jaxdl.parallel.schedules import (
+from jaxdl.parallel.pipeline.chain import balanced
+from jaxdl.parallel.pipeline.schedules import (
     Action,
     circular,
     gpipe,
