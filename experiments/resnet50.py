@@ -35,7 +35,7 @@ def run(config: Config) -> int:
 def build_task(config: Config, train_source: "Source") -> "Classification":
     """Builds the network and its loss for the classes and channels of a training set."""
     from jaxdl import models
-    from jaxdl.parallel.mapped import AXIS
+    from jaxdl.parallel.replicas import AXIS
     from jaxdl.precision import parse_policy
     from jaxdl.train.task import Classification
 
@@ -54,9 +54,7 @@ def build_task(config: Config, train_source: "Source") -> "Classification":
         convolution=config.model.convolution,
         remat=config.memory.remat,
         offload=config.memory.offloads_activations,
-        batch_norm=models.BatchNormScope(
-            parallel.batch_norm_groups, None if parallel.backend == "jit" else AXIS
-        ),
+        batch_norm=models.BatchNormScope(parallel.batch_norm_groups, AXIS),
     )
     return Classification(
         model=model,

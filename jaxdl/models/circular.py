@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdl.errors import ConfigError
-from jaxdl.models.logical import constrain, mesh_axes, without_layout
+from jaxdl.models.logical import constrain, layout_of, mesh_axes
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def run_circular(
     def run_all(runs: Any, x: jax.Array, inputs: Any, firsts: jax.Array) -> jax.Array:
         """Each stage its layers, on each device of it."""
         each = jax.vmap(run, (0, 0, 0, None), spmd_axis_name=tuple(axes) or None)
-        with without_layout("batch"):
+        with layout_of("batch"):
             results = jax.vmap(each)(runs, by_copy(x), jax.tree.map(by_copy, inputs), firsts)
         return results.reshape(x.shape)
 

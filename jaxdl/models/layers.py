@@ -76,8 +76,8 @@ class BatchNormScope:
     Attributes:
         groups: Equal parts of the whole batch, each of consecutive examples, that are normalised apart.
             None: the examples at hand are one group, whatever others there are.
-        axis: Name of the mapped axis (`shard_map` or `pmap`) along which copies of the layer have the other
-            examples; None where the layer is given them all.
+        axis: Name of the axis along which copies of the layer have the other examples, where it is mapped so
+            (`shard_map`, `pmap` or `vmap`); where it is not, the layer has them all.
     """
 
     groups: int | None = 1
@@ -93,17 +93,25 @@ class BatchNormScope:
             ConfigError: Neither do the groups divide the copies evenly, nor the copies the groups; or the
                 groups do not divide the examples.
         """
-        copies = 1 if self.axis is None else jax.lax.axis_size(self.axis)
+        copies = _size(self.axis)
         if self.groups is None:
             return 1, None
         if self.groups % copies == 0 and examples % (self.groups // copies) == 0:
             return self.groups // copies, None
-        if copies % self.groups == 0 and self.axis is not None:
+        if copies > 1 and copies % self.groups == 0 and self.axis is not None:
             return 1, (self.axis, None if self.groups == 1 else copies // self.groups)
         raise ConfigError(
             f"parallel.batch_norm: {self.groups} groups do not divide {examples} examples on each of "
             f"{copies} device(s) evenly: take a divisor or a multiple of the devices that divides the batch"
         )
+
+
+def _size(axis: str | None) -> int:
+    """Size of a mapped axis; 1 if there is none."""
+    try:
+        return 1 if axis is None else int(jax.lax.axis_size(axis))
+    except NameError:
+        return 1
 
 
 WHOLE_BATCH = BatchNormScope()

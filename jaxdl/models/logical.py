@@ -24,8 +24,8 @@ def mesh_axes(name: str) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def without_layout(name: str) -> Iterator[None]:
-    """Lets `constrain` take axes of a name for undivided."""
+def layout_of(name: str, axes: tuple[str, ...] = ()) -> Iterator[None]:
+    """Lets `constrain` lay axes of a name out over other mesh axes, or over none."""
     rules = [rule for rule in nn.get_logical_axis_rules() if rule[0] != name]
-    with nn.logical_axis_rules(rules):
+    with nn.logical_axis_rules([*rules, (name, axes)] if axes else rules):
         yield

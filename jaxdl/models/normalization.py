@@ -70,11 +70,16 @@ def _shared(mean: jax.Array, peers: Peers | None) -> jax.Array:
     if peers is None:
         return mean
     axis, neighbours = peers
-    groups = None
-    if neighbours is not None:
-        places = range(jax.lax.axis_size(axis))
-        groups = [list(places[i : i + neighbours]) for i in places[::neighbours]]
-    shared: jax.Array = jax.lax.pmean(mean, axis, axis_index_groups=groups)
+    if neighbours is None:
+        shared: jax.Array = jax.lax.pmean(mean, axis)
+        return shared
+    places = range(jax.lax.axis_size(axis))
+    groups = [list(places[i : i + neighbours]) for i in places[::neighbours]]
+    try:
+        shared = jax.lax.pmean(mean, axis, axis_index_groups=groups)
+    except NotImplementedError:  # where the axis is that of `vmap`
+        by_group = jax.lax.all_gather(mean, axis).reshape(-1, neighbours, *mean.shape).mean(1)
+        shared = by_group[jax.lax.axis_index(axis) // neighbours]
     return shared
 
 

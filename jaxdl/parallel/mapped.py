@@ -17,9 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxdl.errors import ConfigError
 from jaxdl.parallel.mesh import batch_share
 from jaxdl.parallel.plan import abstract, abstract_batch, put_batch
-
-AXIS = "replica"
-"""Name of the mapped axis: all devices in a row."""
+from jaxdl.parallel.replicas import AXIS
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
 |-----------------------------------|---------------------------------|--------------------------------------|
 | batch (of activations)            | node, data, fsdp                | always                               |
 | vocab, mlp, heads, channel        | tensor                          | `parallel.tensor`                    |
+| copy (of gradients, over micro-batches) | node, data          | `memory.accumulate`, `pipeline`      |
 | sequence (between encoder layers) | tensor                          | `parallel.sequence`                  |
 | layers, stage                     | pipeline                        | `parallel.pipeline`                  |
 | the longest that is left whole    | fsdp                            | `parallel.fsdp`                      |
@@ -64,6 +65,7 @@ class Rules:
         return (
             ("batch", BATCH_AXES),
             ("sequence", "tensor" if self.sequence else None),
+            ("copy", ("node", "data")),
             ("stage", "pipeline"),
             *((name, "tensor") for name in TENSOR_NAMES),
         )

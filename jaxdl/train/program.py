@@ -23,11 +23,11 @@ from jaxdl.optim.build import build_optimizer
 from jaxdl.optim.schedules import build_schedule
 from jaxdl.parallel.jit import JitPlan, refuse_offload
 from jaxdl.parallel.layout import Layout, rows
-from jaxdl.parallel.mapped import AXIS, MappedPlan
+from jaxdl.parallel.mapped import MappedPlan
 from jaxdl.parallel.mesh import batch_shards, make_mesh
 from jaxdl.parallel.pipeline.plan import StagePlan
 from jaxdl.parallel.plan import Plan, abstract
-from jaxdl.parallel.replicas import ALONE, Replicas
+from jaxdl.parallel.replicas import ALONE, AXIS, Replicas
 from jaxdl.parallel.rules import Rules
 from jaxdl.precision import init_loss_scale
 from jaxdl.train.state import TrainState, init_state

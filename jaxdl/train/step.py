@@ -11,6 +11,7 @@ import optax
 
 from jaxdl.config import PrecisionConfig
 from jaxdl.optim.clip import global_norm
+from jaxdl.parallel.copies import Copies
 from jaxdl.parallel.replicas import ALONE, Replicas
 from jaxdl.precision import next_loss_scale, parse_policy
 from jaxdl.train.state import TrainState
@@ -121,18 +122,24 @@ class TrainStep:
                 state.params, state.model_state, batch, keys
             )
         else:
+            copies = Copies.here()
+            params, of_each = copies.spread(state.params), copies.each(differentiate, (0, None, 0, 0))
 
             def add(carry: Any, micro: tuple[Batch, jax.Array]) -> tuple[Any, None]:
                 total, total_loss, total_weight, model_state = carry
-                (_, (loss, weight, model_state)), gradients = differentiate(state.params, model_state, *micro)
+                (_, (loss, weight, after)), gradients = of_each(params, model_state, *copies.split(micro))
                 total = jax.tree.map(lambda total, part: total + part.astype(total.dtype), total, gradients)
-                return (total, total_loss + loss, total_weight + weight, model_state), None
+                loss, weight = copies.total((loss, weight))
+                return (total, total_loss + loss, total_weight + weight, copies.mean(after)), None
 
-            zeros = jax.tree.map(lambda param: jnp.zeros(param.shape, jnp.float32), state.params)
+            zeros = copies.spread(
+                jax.tree.map(lambda param: jnp.zeros(param.shape, jnp.float32), state.params)
+            )
             start = (zeros, jnp.float32(0), jnp.float32(0), state.model_state)
             (gradients, loss, weight, model_state), _ = jax.lax.scan(
                 add, start, micro_batches((batch, keys), self.accumulate)
             )
+            gradients = copies.total(gradients)
         gradients, loss, weight = self.replicas.total((gradients, loss, weight))
         gradients, loss = self.means(state.params, gradients, loss, weight, factor)
         # Each copy's own statistics, where the copies normalise apart.

@@ -112,6 +112,29 @@ def test_a_circular_pipeline_passes_one_micro_batch_on_each_turn(stages, repeats
     assert permute.bytes == ACTIVATIONS // micro // data
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["encoder", "resnet"])
+def test_accumulation_sums_gradients_over_devices_once_an_update(task):
+    run = Run.of(task, configuration(accumulate=2), width=64)
+    found = collectives(run.compile().as_text())
+    gradients = bytes_of(run.abstract.params)
+    assert set(payload(found)) == {"all-reduce"}
+    # What a ResNet sums besides are the statistics of its norms, of each micro-batch.
+    assert gradients <= payload(found)["all-reduce"] < 1.1 * gradients
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_stages_sum_gradients_over_devices_once_an_update(schedule):
+    run = Run.of("encoder", configuration(data=4, pipeline=2, schedule=schedule, microbatches=2), width=64)
+    stages = run.compile().stages
+    gradients = bytes_of(run.abstract.params)
+    by_part = [collectives(each.as_text()) for stage in stages for each in (stage.forward, stage.backward)]
+    assert sum(one.bytes for found in by_part for one in found) < gradients / 1000
+    moved = [payload(collectives(stage.finish.as_text())) for stage in stages]
+    assert sum(each["all-reduce"] for each in moved) == pytest.approx(gradients, rel=0.01)
+
+
 @pytest.fixture
 def compiling_anew():
     """No compiled program is read from the cache, and those that are not run need not be fast."""

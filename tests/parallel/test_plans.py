@@ -87,3 +87,15 @@ def test_accumulation_changes_nothing_where_layers_treat_examples_apart():
     _, expected_losses, expected_last = on_one_device("encoder", configuration(data=1))
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5, atol=1e-5)
     assert_near(last, expected_last)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "plan", [{}, {"fsdp": 2}, {"tensor": 2}, {"batch_norm": "groups:4"}, {"backend": "shard_map"}], ids=str
+)
+def test_accumulation_on_eight_devices_gives_the_numbers_of_one(plan):
+    config = configuration(accumulate=2, **plan)
+    _, losses, last = trained("resnet", config)
+    _, expected_losses, expected_last = on_one_device("resnet", sequential(config))
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5, atol=1e-5)
+    assert_near(last, expected_last)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdl.parallel.copies import Copies
 from jaxdl.parallel.pipeline.chain import run
 from jaxdl.parallel.pipeline.schedules import SCHEDULES, Action, simulate
 from jaxdl.parallel.pipeline.stages import Stages
@@ -22,6 +23,8 @@ class Stage:
     """What is compiled for one stage.
 
     Attributes:
+        spread: `(params) -> params`, a copy for each of the devices that share the batch; None where
+            there is one.
         forward: `(params, model_state, counters, x, micro) -> (y, aux, backward's residuals)`.
         backward: `(residuals, gradient of y, total) -> (total, gradient of x)`; adds to the sums of
             gradients.
@@ -33,6 +36,7 @@ class Stage:
         y: abstract output, likewise.
     """
 
+    spread: Any
     forward: Any
     backward: Any
     zeros: Any
@@ -120,6 +124,10 @@ class StagedTrainStep:
         views = [self._split.take(state, stage) for stage in range(count)]
         counters = [_counters(view) for view in views]
         model_states = [view.model_state for view in views]
+        params = [
+            view.params if stage.spread is None else stage.spread(view.params)
+            for stage, view in zip(self.stages, views, strict=True)
+        ]
         totals = [stage.zeros() for stage in self.stages]
         sent: dict[tuple[int, int], Any] = {}  # what a stage was sent for a micro-batch and has not used yet
         residuals: dict[tuple[int, int], Any] = {}
@@ -129,7 +137,7 @@ class StagedTrainStep:
             stage = self.stages[own]
             if action.kind == "forward":
                 y, aux, residuals[own, part] = stage.forward(
-                    views[own].params, model_states[own], counters[own], sent.pop((own, part), None),
+                    params[own], model_states[own], counters[own], sent.pop((own, part), None),
                     parts[own][part],
                 )  # fmt: skip
                 rest, model_states[own], *sums = aux
@@ -152,7 +160,7 @@ class StagedTrainStep:
             stage.finish(total, *self._to_stage(own, (loss, weight)), counter)
             for own, (stage, total, counter) in enumerate(zip(self.stages, totals, counters, strict=True))
         ]
-        del totals
+        del totals, params
         loss = finished[-1][2]
         norm = self._norm([self._to_stage(count - 1, squares) for _, squares, _ in finished])
         after, finites = [], []
@@ -192,42 +200,56 @@ def _compile_stage(
     counters = _counters(view)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, view)
 
+    copies = Copies.here()
+    spread, params = None, view.params
+    if copies.count > 1:
+        spread, params = _compiled(jax.jit(copies.spread), view.params)
+
     def forward(params: Any, model_state: Any, counters: Any, x: Any, micro: Any) -> Any:
+        factor = step.factor(counters, examples)
+
+        def of_copy(params: Any, model_state: Any, x: Any, micro: Any, keys: jax.Array) -> Any:
+            floats, rest = _parted(x)
+
+            def apply(params: Any, floats: Any) -> Any:
+                x = _combine(floats, rest)
+                y, after = run(pieces, params, model_state, x, micro, keys, train=True)
+                if last:
+                    loss, weight = y
+                    return loss * factor, (None, after, loss, weight)
+                floats_after, others = _parted(y)
+                return floats_after, (others, after)
+
+            # Within the map over copies, and so is the backward pass: what copies share has its axis there.
+            return jax.vjp(apply, params, floats, has_aux=True)
+
         keys = step.keys(counters, micro["position"])
-        floats, rest = _parted(x)
-
-        def apply(params: Any, floats: Any) -> Any:
-            y, after = run(pieces, params, model_state, _combine(floats, rest), micro, keys, train=True)
-            if last:
-                loss, weight = y
-                return loss * step.factor(counters, examples), (None, after, loss, weight)
-            floats, others = _parted(y)
-            return floats, (others, after)
-
-        y, backward, aux = jax.vjp(apply, params, floats, has_aux=True)
-        return y, aux, backward
+        y, residuals, (others, after, *sums) = copies.each(of_copy, (0, None, 0, 0, 0))(
+            params, model_state, *copies.split((x, micro, keys))
+        )
+        y = copies.total(y) if last else copies.join(y)
+        return y, (copies.join(others), copies.mean(after), *copies.total(sums)), residuals
 
     sums = (whole, whole) if last else ()
-    lowered = jax.jit(
-        forward,
-        out_shardings=(whole if last else batch, (batch, shardings.model_state, *sums), None),
-    ).lower(view.params, view.model_state, counters, x, micro)
-    compiled_forward = lowered.compile()
-    y, aux, residuals = jax.tree.map(
-        lambda info, sharding: jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding),
-        lowered.out_info,
-        compiled_forward.output_shardings,
+    out_shardings = (whole if last else batch, (batch, shardings.model_state, *sums), None)
+    compiled_forward, (y, aux, residuals) = _compiled(
+        jax.jit(forward, out_shardings=out_shardings), params, view.model_state, counters, x, micro
     )
     totals = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=leaf.sharding), view.params
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=leaf.sharding), params
     )
+    total_shardings = jax.tree.map(lambda leaf: leaf.sharding, totals)
 
     def backward(residuals: Any, gradient: Any, totals: Any) -> Any:
-        gradients, gradient = residuals(jnp.float32(1) if last else gradient)
+        def of_copy(residuals: Any, gradient: Any) -> Any:
+            return residuals(jnp.float32(1) if last else gradient)
+
+        gradients, gradient = copies.each(of_copy, (0, 0))(residuals, copies.split(gradient))
         add = lambda total, part: total + part.astype(total.dtype)  # noqa: E731
-        return jax.tree.map(add, totals, gradients), gradient
+        return jax.tree.map(add, totals, gradients), copies.join(gradient)
 
     def finish(totals: Any, loss: jax.Array, weight: jax.Array, counters: Any) -> Any:
+        totals = copies.total(totals)
         gradients, loss = step.means(view.params, totals, loss, weight, step.factor(counters, examples))
         squares = [jnp.square(leaf.astype(jnp.float32)).sum() for leaf in jax.tree.leaves(gradients)]
         return gradients, jnp.stack(squares).sum(), loss
@@ -243,17 +265,23 @@ def _compile_stage(
             .compile()
         )
     return Stage(
+        spread=spread,
         forward=compiled_forward,
-        backward=jax.jit(backward, out_shardings=(shardings.params, batch), donate_argnums=2)
+        backward=jax.jit(backward, out_shardings=(total_shardings, batch), donate_argnums=2)
         .lower(residuals, None if last else y, totals)
         .compile(),
         zeros=jax.jit(
             lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), totals),
-            out_shardings=shardings.params,
+            out_shardings=total_shardings,
         )
         .lower()
         .compile(),
-        finish=jax.jit(finish, out_shardings=(shardings.params, whole, whole), donate_argnums=0)
+        # The sum over copies is an array of its own.
+        finish=jax.jit(
+            finish,
+            out_shardings=(shardings.params, whole, whole),
+            donate_argnums=0 if copies.count == 1 else (),
+        )
         .lower(totals, scalar, scalar, counters)
         .compile(),
         # Where the update may yet be refused, the state has to stay.
@@ -264,6 +292,18 @@ def _compile_stage(
         x=x,
         y=_combine(y, aux[0]),
     )
+
+
+def _compiled(function: Any, *arguments: Any) -> tuple[Any, Any]:
+    """Compiles a function that `jax.jit` gave; with it, its abstract result, laid out."""
+    lowered = function.lower(*arguments)
+    compiled = lowered.compile()
+    result = jax.tree.map(
+        lambda info, sharding: jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding),
+        lowered.out_info,
+        compiled.output_shardings,
+    )
+    return compiled, result
 
 
 def _counters(view: Any) -> Any:
