@@ -62,11 +62,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("command", nargs="*", metavar="-- COMMAND", help="what to start, after --")
     place = argv.index("--") if "--" in argv else len(argv)
     command = argv[place + 1 :]
-    arguments = parser.parse_args(argv[:place])
+    arguments: argparse.Namespace
+    arguments, rest = parser.parse_known_args(argv[:place])
     if arguments.command or not command:
         raise ConfigError(
             f"put the command after --, as in {PROGRAM} --processes 2 -- python -m experiments.resnet50"
         )
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     found = shutil.which(command[0])
     if found is None and command[0] in ("python", "python3"):
         found = sys.executable

@@ -339,7 +339,7 @@ class ParallelConfig:
 
     layout: tuple[str, ...] = ()
     """Exceptions to how parameters are divided: a pattern of the path, and the mesh axis of each dimension,
-    as `head/kernel=fsdp,-` or `*/query/kernel=-,tensor,-`; the first that fits counts."""
+    as `head/kernel=fsdp -, */query/kernel=- tensor -`; the first that fits counts."""
 
     show_layout: bool = False
     """Print how each parameter is divided, and its bytes on each device, before the run."""
@@ -384,7 +384,8 @@ class ParallelConfig:
         if len(filled) > 1:
             # data is -1 unless it was set, so the message says what to set.
             problems.append(
-                f"{' and '.join(filled)} cannot both take the devices that are left (-1): give one a number"
+                f"{' and '.join(filled)} cannot both take the devices that are left (-1, which "
+                "parallel.data is unless it is set): give one a number"
             )
         divided = [f"parallel.{axis}" for axis in ("pipeline", "fsdp", "tensor") if sizes[axis] != 1]
         divided += ["parallel.zero1"] * self.zero1

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import pytest
 
 from jaxdl.commandline import config_diff, main, parse, run_yaml
+from jaxdl.commandline.programs import Parser
 from jaxdl.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from jaxdl.errors import ConfigError, DataError
 
@@ -461,3 +462,34 @@ def test_help_into_a_closed_pipe_is_silent() -> None:
     assert process.stderr.read() == b""
     assert process.wait() == 0
     process.stderr.close()
+
+
+INTERRUPTED_IN_A_CALLBACK = """
+import gc, os, signal, time
+from jaxdl.commandline.programs import leave_after
+
+def run():
+    gc.callbacks.append(lambda phase, info: os.kill(os.getpid(), signal.SIGTERM))
+    gc.collect()
+    time.sleep(60)
+
+leave_after(run)
+"""
+
+
+def test_an_interruption_that_python_cannot_raise_ends_the_program_all_the_same():
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IN_A_CALLBACK],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 75
+    assert done.stderr.strip() == "error: interrupted"
+
+
+def test_a_program_for_one_process_refuses_to_be_one_of_several(monkeypatch):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    with pytest.raises(ConfigError, match="x works in one process"):
+        Parser("python -m experiments.x", None).parse_args([])

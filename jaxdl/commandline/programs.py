@@ -27,6 +27,7 @@ def leave_after(program: Callable[[], int | None]) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.unraisablehook = _end_if_interrupted
     try:
         code = program()
         emit("")  # what was printed is written, or it is told that it cannot be
@@ -37,6 +38,14 @@ def leave_after(program: Callable[[], int | None]) -> NoReturn:
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         _end_at_once(EXIT_STOPPED)
+
+
+def _end_if_interrupted(unraisable: Any) -> None:
+    """Ends after an interruption where Python cannot raise it, as in a callback of its collector."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        print("error: interrupted", file=sys.stderr)
+        _end_at_once(EXIT_STOPPED)
+    sys.__unraisablehook__(unraisable)
 
 
 def _end_at_once(code: int) -> NoReturn:
@@ -68,6 +77,16 @@ def emit(text: str) -> None:
             raise CheckpointError(f"standard output cannot be written ({error.strerror}).") from None
 
 
+def refuse_several_processes(program: str) -> None:
+    """Refuses to be one of several processes that `experiments.launch` has started.
+
+    Raises:
+        ConfigError: the program is, and would do the same in each of them.
+    """
+    if os.environ.get("JAX_NUM_PROCESSES", "1") != "1":
+        raise ConfigError(f"{program} works in one process: start it without experiments.launch.")
+
+
 class Parser(argparse.ArgumentParser):
     """Takes no abbreviations, keeps a description as it is, and raises `ConfigError` for what is wrong."""
 
@@ -79,6 +98,15 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """See `argparse.ArgumentParser.parse_known_args`, on which `parse_args` stands.
+
+        Raises:
+            ConfigError: an argument is wrong, or the program is one of several processes.
+        """
+        refuse_several_processes(self.prog)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """See `argparse.ArgumentParser.error`."""

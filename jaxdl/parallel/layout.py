@@ -3,11 +3,14 @@
 import math
 from collections import Counter
 from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
 
+from jaxdl.errors import ConfigError
 from jaxdl.optim.masks import path_name
 from jaxdl.parallel.rules import Rules, axes_of
 
@@ -35,12 +38,22 @@ class Layout:
             ConfigError: one of them cannot be divided as asked.
         """
         leaves = jax.tree_util.tree_leaves_with_path((params, model_state))
+        self._require_exceptions_fit([path_name(path[1:]) for path, _ in leaves])
         is_spec = lambda node: isinstance(node, PartitionSpec)  # noqa: E731 - a predicate for the line below
         names = [()] * len(leaves) if self.names is None else jax.tree.leaves(self.names, is_leaf=is_spec)
         return {
             path_name(path[1:]): (leaf.shape, self.rules.spec(path_name(path[1:]), leaf.shape, tuple(named)))
             for (path, leaf), named in zip(leaves, names, strict=True)
         }
+
+    def _require_exceptions_fit(self, paths: list[str]) -> None:
+        for pattern, _ in self.rules.exceptions:
+            if not any(fnmatchcase(path, pattern) for path in paths):
+                near = " or ".join(get_close_matches(pattern, paths, 3))
+                raise ConfigError(
+                    f"parallel.layout {pattern} fits no parameter"
+                    f"{f'; did you mean {near}?' if near else ''} (--parallel.show_layout true lists them)"
+                )
 
     def state(self, state: Any) -> Any:
         """Divides a training state.
@@ -92,9 +105,12 @@ def rows(params: Any, opt_state: Any) -> list[list[str]]:
         return [name, f"{size:,} bytes", "", f"{max(on_device.values(), default=0):,}"]
 
     lines = []
+    everywhere = len({device for leaf in jax.tree.leaves(params) for device in leaf.sharding.device_set})
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         spec = leaf.sharding.spec
         axes = ", ".join("+".join(axes_of(part)) or "-" for part in spec) if any(spec) else "whole"
+        if len(leaf.sharding.device_set) < everywhere:
+            axes += f", on {len(leaf.sharding.device_set)} of {everywhere} devices"
         shape = "x".join(map(str, leaf.shape))
         lines.append([path_name(path), shape, axes, f"{_bytes_held(leaf):,}"])
     return [*lines, total("all parameters", params), total("optimizer's state", opt_state)]

@@ -36,17 +36,18 @@ def make_mesh(
         devices = _devices_at_hand()
     sizes = {axis: getattr(config, axis) for axis in MESH_AXES}
     given = math.prod(size for size in sizes.values() if size != -1)
-    asked = " x ".join(f"parallel.{axis} {size}" for axis, size in sizes.items() if size > 1) or "1"
+    product = " x ".join(f"parallel.{axis} {size}" for axis, size in sizes.items() if size > 1)
+    asked = f"{product} = {given}" if product else f"parallel.data {given}"
     if given > len(devices):
         raise ConfigError(
-            f"{asked} = {given} devices are asked for, but there are {len(devices)} "
+            f"{asked} devices are asked for, but there are {len(devices)} "
             f"({devices[0].platform}). "
             f"The product of parallel.{', '.join(MESH_AXES)} may be 1 to {len(devices)}; -1 takes the rest."
         )
     left = len(devices) // given
     if -1 in sizes.values() and left * given != len(devices):
         raise ConfigError(
-            f"{asked} = {given} does not divide the {len(devices)} devices ({devices[0].platform}), so -1 "
+            f"{asked} does not divide the {len(devices)} devices ({devices[0].platform}), so -1 "
             f"stands for no whole number; {left} in its place leaves {len(devices) - left * given} idle."
         )
     shape = tuple(left if size == -1 else size for size in sizes.values())
@@ -54,7 +55,7 @@ def make_mesh(
     processes = {device.process_index for device in devices}
     if used < len(devices) and len(processes) > 1:
         raise ConfigError(
-            f"{asked} = {used} devices would leave some of the {len(devices)} devices of {len(processes)} "
+            f"{asked} devices would leave some of the {len(devices)} devices of {len(processes)} "
             "processes idle: set one of the axes to -1, or start fewer processes."
         )
     mesh = Mesh(_arranged(shape, devices[:used]), MESH_AXES, axis_types=(AxisType.Auto,) * len(shape))

@@ -166,18 +166,18 @@ def axes_of(part: Any) -> tuple[str, ...]:
 
 def _exception(text: str) -> tuple[str, tuple[str | None, ...]]:
     pattern, equals, listed = text.rpartition("=")
-    axes = tuple(axis.strip() for axis in listed.split(","))
+    axes = tuple(listed.split())
     named = [axis for axis in axes if axis != "-"]
     if not equals or not pattern or not set(named) <= set(MESH_AXES) or len(named) > len(set(named)):
         raise ConfigError(
             f"parallel.layout: {text!r} is not a pattern, = and for each dimension one of "
-            f"{', '.join(MESH_AXES)} (each at most once) or -, as */query/kernel=-,tensor,-"
+            f"{', '.join(MESH_AXES)} (each at most once) or -, as */query/kernel=- tensor -"
         )
     return pattern, tuple(None if axis == "-" else axis for axis in axes)
 
 
 def _whole(path: str, shape: tuple[int, ...]) -> str:
-    return f"'[\"{path}={','.join('-' * len(shape))}\"]'"
+    return f"'{path}={' '.join('-' * len(shape))}'"
 
 
 def _entry(axes: tuple[str, ...]) -> Any:

@@ -114,6 +114,11 @@ def plan_batch_size(
     Raises:
         ConfigError: the settings do not fit the devices, or the limit leaves no candidate.
     """
+    if config.parallel.pipeline > 1 and config.parallel.schedule != "circular":
+        raise ConfigError(
+            f"parallel.pipeline {config.parallel.pipeline} with {config.parallel.schedule} is many programs, "
+            "and what fits is asked of one: try sizes with parallel.pipeline 1"
+        )
     accumulate, configured = config.memory.accumulate, config.data.batch_size
     mesh = make_mesh(config.parallel, batch_size=configured, accumulate=accumulate)
     unit = batch_shards(mesh) * config.parallel.parts * accumulate

@@ -225,6 +225,7 @@ def train(
                     save_if_due()
             except DataError:
                 if jax.process_count() > 1:
+                    reporter.summarize("stopped by unreadable data")
                     # The others would have to save too, and wait for this process's part of the next update.
                     raise
                 # The updates so far are sound; once the data is mended, --resume true goes on from them.

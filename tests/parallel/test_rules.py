@@ -1,11 +1,14 @@
 """Which mesh axis divides which dimension, and what is refused rather than left whole."""
 
+import shlex
+
 import jax
 import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from jaxdl.commandline import parse
 from jaxdl.config import ParallelConfig
 from jaxdl.errors import ConfigError
 from jaxdl.parallel.layout import rows
@@ -43,7 +46,7 @@ def test_the_table(settings, shape, names, spec):
 def test_what_cannot_be_divided_is_refused_with_the_way_out():
     with pytest.raises(ConfigError, match="does not divide the 6 heads of some/kernel") as refused:
         rules(tensor=4).spec("some/kernel", (64, 6), ("embed", "heads"))
-    way_out = str(refused.value).split("--parallel.layout ")[1].strip("'[]").strip('"')
+    way_out = str(refused.value).split("--parallel.layout ")[1].strip("'")
     assert rules(tensor=4, layout=(way_out,)).spec("some/kernel", (64, 6), ("embed", "heads")) == P(
         None, None
     )
@@ -52,7 +55,7 @@ def test_what_cannot_be_divided_is_refused_with_the_way_out():
 
 
 def test_the_first_exception_that_fits_wins():
-    found = rules(fsdp=8, layout=("head/*=fsdp,-", "*=-,-"))
+    found = rules(fsdp=8, layout=("head/*=fsdp -", "*=- -"))
     assert found.spec("head/kernel", (64, 100), (None, None)) == P("fsdp", None)
     assert found.spec("other/kernel", (64, 4096), (None, None)) == P(None, None)
 
@@ -61,15 +64,31 @@ def test_the_first_exception_that_fits_wins():
     ("exception", "message"),
     [
         ("head/kernel", "is not a pattern, ="),
-        ("head/kernel=-,modle", "one of node, pipeline, data, fsdp, tensor"),
-        ("head/kernel=fsdp,fsdp", "each at most once"),
+        ("head/kernel=- modle", "one of node, pipeline, data, fsdp, tensor"),
+        ("head/kernel=fsdp fsdp", "each at most once"),
         ("head/kernel=fsdp", "has 2 dimensions, .* but 1 are laid out"),
-        ("head/kernel=fsdp,-", "63 of head/kernel does not divide evenly among parallel.fsdp 8"),
+        ("head/kernel=fsdp -", "63 of head/kernel does not divide evenly among parallel.fsdp 8"),
     ],
 )
 def test_an_exception_that_does_not_fit_is_refused(exception, message):
     with pytest.raises(ConfigError, match=message):
         rules(fsdp=8, layout=(exception,)).spec("head/kernel", (63, 64), (None, None))
+
+
+def test_the_command_line_takes_what_a_message_advises():
+    with pytest.raises(ConfigError) as refused:
+        rules(fsdp=8).spec("some/kernel", (99, 99), ("embed", "mlp"))
+    flags = shlex.split("--parallel.layout " + str(refused.value).split("--parallel.layout ")[1])
+    config = parse("", ["--train.steps", "1", *flags, "--parallel.fsdp", "8"])
+    assert config.parallel.layout == ("some/kernel=- -",)
+    two = parse("", ["--train.steps", "1", "--parallel.layout", "a/kernel=fsdp -, */b=- tensor -"])
+    assert two.parallel.layout == ("a/kernel=fsdp -", "*/b=- tensor -")
+
+
+def test_an_exception_that_fits_no_parameter_is_refused():
+    run = Run.of("resnet", configuration(fsdp=8, layout=("hed/kernel=- -",)))
+    with pytest.raises(ConfigError, match="layout hed/kernel fits no parameter; did you mean head/kernel"):
+        run.plan.state_layout(run.abstract)
 
 
 WIDE = {"encoder": {"width": 256}, "resnet": {"width": 128}}
