@@ -35,7 +35,6 @@ def run(config: Config) -> int:
 def build_task(config: Config, train_source: "Source") -> "Classification":
     """Builds the network and its loss for the classes and channels of a training set."""
     from jaxdl import models
-    from jaxdl.parallel.replicas import AXIS
     from jaxdl.precision import parse_policy
     from jaxdl.train.task import Classification
 
@@ -54,7 +53,7 @@ def build_task(config: Config, train_source: "Source") -> "Classification":
         convolution=config.model.convolution,
         remat=config.memory.remat,
         offload=config.memory.offloads_activations,
-        batch_norm=models.BatchNormScope(parallel.batch_norm_groups, AXIS),
+        batch_norm=models.BatchNormScope(parallel.batch_norm_groups),
     )
     return Classification(
         model=model,

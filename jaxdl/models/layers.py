@@ -19,6 +19,7 @@ from jax.typing import DTypeLike
 
 from jaxdl.errors import ConfigError
 from jaxdl.models.convolution import Formulation, convolve
+from jaxdl.models.logical import AXIS
 from jaxdl.models.normalization import Peers, affine, expand, normalize_by_batch
 from jaxdl.models.remat import tag
 
@@ -76,12 +77,9 @@ class BatchNormScope:
     Attributes:
         groups: Equal parts of the whole batch, each of consecutive examples, that are normalised apart.
             None: the examples at hand are one group, whatever others there are.
-        axis: Name of the axis along which copies of the layer have the other examples, where it is mapped so
-            (`shard_map`, `pmap` or `vmap`); where it is not, the layer has them all.
     """
 
     groups: int | None = 1
-    axis: str | None = None
 
     def resolve(self, examples: int) -> tuple[int, Peers | None]:
         """Tells into how many groups the examples at hand fall, and which copies share each.
@@ -93,23 +91,23 @@ class BatchNormScope:
             ConfigError: Neither do the groups divide the copies evenly, nor the copies the groups; or the
                 groups do not divide the examples.
         """
-        copies = _size(self.axis)
+        copies = _copies()
         if self.groups is None:
             return 1, None
         if self.groups % copies == 0 and examples % (self.groups // copies) == 0:
             return self.groups // copies, None
-        if copies > 1 and copies % self.groups == 0 and self.axis is not None:
-            return 1, (self.axis, None if self.groups == 1 else copies // self.groups)
+        if copies > 1 and copies % self.groups == 0:
+            return 1, (AXIS, None if self.groups == 1 else copies // self.groups)
         raise ConfigError(
             f"parallel.batch_norm: {self.groups} groups do not divide {examples} examples on each of "
             f"{copies} device(s) evenly: take a divisor or a multiple of the devices that divides the batch"
         )
 
 
-def _size(axis: str | None) -> int:
-    """Size of a mapped axis; 1 if there is none."""
+def _copies() -> int:
+    """Counts the copies of this computation that have other examples of the batch; 1 without a map."""
     try:
-        return 1 if axis is None else int(jax.lax.axis_size(axis))
+        return int(jax.lax.axis_size(AXIS))
     except NameError:
         return 1
 

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 import jax
 from flax import linen as nn
 
+AXIS = "replica"
+"""Name of the axis along which a plan maps copies of a computation, each with another part of the batch."""
+
 
 def constrain(x: jax.Array, *names: str | None) -> jax.Array:
     """Asks that an activation be laid out by the names of its axes; without a plan, does nothing."""

@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-AXIS = "replica"
-"""Name of the mapped axis along which copies of a computation have other parts of the batch."""
+from jaxdl.models.logical import AXIS
+
+__all__ = ["ALONE", "AXIS", "Replicas"]
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,9 @@ class Task(Protocol):
         """Gives the summed loss and the summed weight (float32 scalars) and the next `model_state`.
 
         `keys` are the random keys of the examples, [batch]: whatever an example draws comes from its own.
+
+        A plan may call it with a part of a batch. What couples examples, as batch normalisation does, has to
+        couple them along `jaxdl.models.logical.AXIS` too, where that is mapped; all else treats each apart.
         """
 
     def evaluate(self, params: Any, model_state: Any, batch: Batch) -> dict[str, jax.Array]:

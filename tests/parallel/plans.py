@@ -18,7 +18,6 @@ from jaxdl.models.transformer import Encoder
 from jaxdl.parallel.jit import JitPlan
 from jaxdl.parallel.layout import Layout
 from jaxdl.parallel.mesh import make_mesh
-from jaxdl.parallel.replicas import AXIS
 from jaxdl.parallel.rules import Rules
 from jaxdl.train.program import make_plan
 from jaxdl.train.state import TrainState, init_state
@@ -49,7 +48,7 @@ def encoder(config: Config, *, width: int = 64) -> Tagging:
 def resnet(config: Config, *, width: int = 16) -> Classification:
     """A ResNet of two bottleneck blocks."""
     parallel = config.parallel
-    scope = BatchNormScope(parallel.batch_norm_groups, AXIS)
+    scope = BatchNormScope(parallel.batch_norm_groups)
     model = ResNet((1, 1), bottleneck=True, num_classes=8, width=width, stem="small", batch_norm=scope)
     return Classification(model=model, image_size=8, mean=(0.5,) * 3, std=(0.25,) * 3)
 
