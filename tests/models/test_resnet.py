@@ -101,7 +101,7 @@ def test_every_array_carries_logical_axis_names():
     block = specs["params"]["layer1_0"]
     assert block["conv1"]["kernel"] == P(None, None, "channel_in", "channel")
     assert block["norm1"]["scale"] == P("channel")
-    assert specs["params"]["head"]["kernel"] == P("channel_in", "classes")
+    assert specs["params"]["head"]["kernel"] == P("channel", "classes")
     assert specs["batch_stats"]["stem"]["norm"]["mean"] == P("channel")
     boxes = jax.tree.leaves(variables, is_leaf=lambda x: isinstance(x, nn.meta.AxisMetadata))
     assert all(isinstance(box, nn.LogicallyPartitioned) for box in boxes)
