@@ -95,9 +95,13 @@ class Run:
             time.sleep(0.05)
 
     def end(self, index: int, timeout: float = 60) -> tuple[int, str]:
-        """The exit code, and the last line of what was printed."""
+        """The exit code, and the error that was printed, or else the last line.
+
+        Another thread may print a line between an error and the end.
+        """
         code = self.all[index].wait(timeout)
-        return code, self.text(index).strip().rpartition("\n")[2]
+        lines = self.text(index).strip().splitlines() or [""]
+        return code, next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1])
 
 
 @contextmanager
