@@ -20,9 +20,8 @@ from typing import Any
 from experiments import subjects
 from experiments.subjects import SUBJECTS
 from jaxdl import commandline
-from jaxdl.commandline.programs import Parser, emit, leave_after, refuse_no_file, table, whole_number
+from jaxdl.commandline.programs import Parser, emit, leave_after, refuse_unwritable, table, whole_number
 from jaxdl.config import Config
-from jaxdl.errors import CheckpointError
 
 PROGRAM = "python -m experiments.memory"
 MIB = 2**20
@@ -59,8 +58,7 @@ def main() -> None:
     """Runs the study."""
     arguments = parse(sys.argv[1:])
     if file := arguments.json:
-        refuse_no_file(file)
-        _touch(file)
+        refuse_unwritable(file)
     needs = []
     for need in study(arguments):
         needs.append(need)
@@ -89,14 +87,6 @@ def on_cpu(arguments: argparse.Namespace) -> bool:
     import jax
 
     return arguments.on is None and jax.default_backend() == "cpu"
-
-
-def _touch(file: Path) -> None:
-    """Finds out before all the compiling whether the file can be written."""
-    try:
-        file.touch()
-    except OSError as error:
-        raise CheckpointError(f"--json {file} cannot be written ({error.strerror}).") from None
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

@@ -39,7 +39,7 @@ def build_task(config: Config, train_source: "Source") -> "Classification":
     from jaxdl.train.task import Classification
 
     policy, parallel = parse_policy(config.precision.policy), config.parallel
-    if parallel.pipeline > 1 and parallel.schedule == "circular":
+    if parallel.circular:
         raise ConfigError(
             f"parallel.schedule circular is for models whose layers are equal; {config.model.name} takes "
             "gpipe or 1f1b"

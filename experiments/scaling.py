@@ -27,9 +27,9 @@ from experiments.scaling_figures import Row, chart, figures
 from experiments.scaling_plans import PLANS, PROGRAM, Case, combinations, configuration, prepared
 from experiments.subjects import SUBJECTS
 from jaxdl import environment
-from jaxdl.commandline.programs import Parser, emit, leave_after, whole_number
+from jaxdl.commandline.programs import Parser, emit, leave_after, refuse_unwritable, whole_number
 from jaxdl.config import ParallelConfig
-from jaxdl.errors import CheckpointError, ConfigError
+from jaxdl.errors import ConfigError
 
 SIMULATED = 8
 """Devices that a CPU is made to have where none are asked for."""
@@ -46,7 +46,9 @@ def main() -> None:
     plans = [(text, *scaling_plans.read(text)) for text in dict.fromkeys(arguments.plans)]
     for flag, path in (("--json", arguments.json), ("--chart", arguments.chart)):
         if path is not None:
-            refuse_unwritable(flag, path)
+            if flag == "--chart" and path.suffix not in CHARTS and not path.is_dir():
+                raise ConfigError(f"--chart {path}: the name must end in one of {', '.join(CHARTS)}.")
+            refuse_unwritable(path, flag)
     chips = settle_devices(arguments, plans)
     cases: list[Case] = []
     for chip, devices in chips.items():
@@ -105,26 +107,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--chart", type=Path, metavar="FILE.png", help="draw a line for each plan there")
     add("--on", nargs="+", default=[], metavar="CHIP", help="only compile, for h100x8, v5e:2x4 or such")
     return parser.parse_args(argv)
-
-
-def refuse_unwritable(flag: str, path: Path) -> None:
-    """Finds out before all the measuring whether a file can be written.
-
-    Raises:
-        ConfigError: it names no file of a kind that can be written.
-        CheckpointError: the file system refuses.
-    """
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ConfigError(f"{flag} {path} cannot be written: name a file in a directory that exists.")
-    if flag == "--chart" and path.suffix not in CHARTS:
-        raise ConfigError(f"--chart {path}: the name must end in one of {', '.join(CHARTS)}.")
-    existed = path.exists()
-    try:
-        path.touch()
-    except OSError as error:
-        raise CheckpointError(f"{flag} {path} cannot be written ({error.strerror}).") from None
-    if not existed:
-        path.unlink()
 
 
 def settle_devices(arguments: argparse.Namespace, plans: list[Any]) -> dict[str, list[Any]]:

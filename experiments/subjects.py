@@ -55,7 +55,7 @@ def build(name: str, config: Config, *, length: int, scan: bool = True) -> "Task
         config.memory.remat, dots=DOTS, others=OTHERS, offload=config.memory.offloads_activations
     )
     pipeline = None
-    if parallel.pipeline > 1 and parallel.schedule == "circular":
+    if parallel.circular:
         pipeline = Circular(parallel.pipeline, parallel.parts, parallel.repeats)
         pipeline.require(settings["depth"])
     layer = {"heads": settings["heads"], "mlp": settings["mlp"], **types}

@@ -366,6 +366,16 @@ class ParallelConfig:
         return (self.microbatches or self.pipeline) if self.pipeline > 1 else 1
 
     @property
+    def staged(self) -> bool:
+        """Whether the model is cut into stages that are programs of their own."""
+        return self.pipeline > 1 and self.schedule != "circular"
+
+    @property
+    def circular(self) -> bool:
+        """Whether the model's layers are a pipeline within one program."""
+        return self.pipeline > 1 and self.schedule == "circular"
+
+    @property
     def batch_norm_groups(self) -> int | None:
         """Parts of the whole batch that are normalised apart; None: each device's."""
         name, _, groups = self.batch_norm.partition(":")
@@ -421,7 +431,7 @@ class ParallelConfig:
                 f"parallel.cut {self.cut!r} is not estimated, measured or a number of blocks for each stage, "
                 "as 5,6,4,3"
             )
-        if self.repeats > 1 and (self.pipeline == 1 or self.schedule != "circular"):
+        if self.repeats > 1 and not self.circular:
             problems.append("parallel.repeats works with a pipeline of parallel.schedule circular only")
         by_hand = [self.coordinator, self.processes, self.process]
         if any(given is not None for given in by_hand):
@@ -568,8 +578,7 @@ class Config:
                 f"profile.start {start} is past the last step to trace: train.steps is {steps}, so take "
                 f"{steps - 1} or less"
             )
-        stages = self.parallel.pipeline > 1 and self.parallel.schedule != "circular"
-        if stages and self.memory.accumulate > 1:
+        if self.parallel.staged and self.memory.accumulate > 1:
             problems.append(
                 f"memory.accumulate {self.memory.accumulate}: the stages of parallel.pipeline accumulate "
                 "over their micro-batches; set parallel.microbatches instead"

@@ -113,14 +113,31 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
 
-def refuse_no_file(path: Path) -> None:
-    """Refuses a --json that names no file, before what would be written there is measured.
+def refuse_no_file(path: Path, flag: str = "--json") -> None:
+    """Refuses a flag that names no file, before what would be written there is measured.
 
     Raises:
         ConfigError: it is a directory, or in none that exists.
     """
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ConfigError(f"--json {path} cannot be written: name a file in a directory that exists.")
+        raise ConfigError(f"{flag} {path} cannot be written: name a file in a directory that exists.")
+
+
+def refuse_unwritable(path: Path, flag: str = "--json") -> None:
+    """Refuses a flag whose file cannot be written, before what would be written there is measured.
+
+    Raises:
+        ConfigError: it names no file.
+        CheckpointError: the file system refuses.
+    """
+    refuse_no_file(path, flag)
+    existed = path.exists()
+    try:
+        path.touch()
+    except OSError as error:
+        raise CheckpointError(f"{flag} {path} cannot be written ({error.strerror}).") from None
+    if not existed:
+        path.unlink()
 
 
 def whole_number(minimum: int) -> Callable[[str], int]:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeVar
 
 import grain
 import numpy as np
@@ -26,7 +27,11 @@ _CHUNK = (
     16  # examples that a thread makes at once: handing over single ones costs more than making a small one
 )
 _BATCHES_AHEAD = 2
-_ENDLESS = 2**62  # positions; Grain wants a length, in a machine word
+ENDLESS = 2**62  # positions; Grain wants a length, in a machine word
+
+
+_Made = TypeVar("_Made")
+"""An example as its source makes it."""
 
 
 def updates_in(epochs: float, examples: int, batch_size: int) -> int:
@@ -70,11 +75,7 @@ def train_batches(
     Raises:
         ConfigError: the processes cannot share the batch evenly.
     """
-    if config.batch_size % process_count:
-        raise ConfigError(
-            f"data.batch_size {config.batch_size} does not divide over {process_count} processes: "
-            f"use {round_up(config.batch_size, process_count)}"
-        )
+    require_shares(config.batch_size, process_count)
     order_seed, augment_seed = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
     name = source.augment if config.augment == "auto" else config.augment
     transform = augmentation(name, config.image_size, photographs=source.photographs)
@@ -86,13 +87,13 @@ def train_batches(
     # shuffle before the repetition so that each epoch has its own permutation.
     examples = grain.MapDataset.source(source).random_map(augmented, seed=augment_seed)
     examples = examples.shuffle(seed=order_seed).repeat()
-    return _batches(
+    return batches_of(
         lambda position: examples[position],
-        _ENDLESS,
-        mask=False,
+        ENDLESS,
+        lambda made, count: _stack(made, count, config.image_size, mask=False),
         batch_size=config.batch_size,
+        workers=config.workers,
         start=start,
-        config=config,
         process_index=process_index,
         process_count=process_count,
     )
@@ -125,13 +126,12 @@ class EvalBatches:
             image = fit(plain["image"], self.config.image_size, photographs=self.source.photographs)
             return {"image": image, "label": plain["label"]}
 
-        return _batches(
+        return batches_of(
             example,
             len(self.source),
-            mask=True,
+            lambda made, count: _stack(made, count, self.config.image_size, mask=True),
             batch_size=self.batch_size,
-            start=0,
-            config=self.config,
+            workers=self.config.workers,
             process_index=self.process_index,
             process_count=self.process_count,
         )
@@ -164,49 +164,73 @@ def round_up(value: int, multiple: int) -> int:
     return value + -value % multiple
 
 
-def _batches(
-    example: Callable[[int], Example],
+def require_shares(batch_size: int, process_count: int) -> None:
+    """Refuses a batch that processes cannot share evenly.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if batch_size % process_count:
+        raise ConfigError(
+            f"data.batch_size {batch_size} does not divide over {process_count} processes: "
+            f"use {round_up(batch_size, process_count)}"
+        )
+
+
+def batches_of(
+    example: Callable[[int], _Made],
     length: int,
+    stack: Callable[[list[_Made], int], Batch],
     *,
-    mask: bool,
     batch_size: int,
-    start: int,
-    config: DataConfig,
-    process_index: int,
-    process_count: int,
+    workers: int,
+    start: int = 0,
+    process_index: int = 0,
+    process_count: int = 1,
 ) -> Generator[Batch, None, None]:
-    """Yields this process's part of batches `start`, `start` + 1, ... of the positions 0 ... `length` - 1."""
+    """Yields this process's part of batches `start`, `start` + 1, ... of the positions 0 ... `length` - 1.
+
+    Args:
+        example: makes the example at a position.
+        length: number of positions; `ENDLESS` for all there can be.
+        stack: makes arrays of so many rows of examples, of which there may be fewer, or none.
+        batch_size: examples in a batch, over all processes.
+        workers: threads that make examples (0: in the calling thread).
+        start: batches to skip.
+        process_index: this process's number.
+        process_count: processes that share each batch evenly, each a contiguous part.
+    """
     share = batch_size // process_count
     chunk = math.gcd(share, _CHUNK)
     per_batch = share // chunk
-    keys = ("image", "label", "mask") if mask else ("image", "label")
 
     def read(number: int) -> Batch:
         batch, place = divmod(number, per_batch)
         first = batch * batch_size + process_index * share + place * chunk
-        examples = [example(position) for position in range(first, min(first + chunk, length))]
-        return _stack(examples, chunk, config.image_size)
+        return stack([example(position) for position in range(first, min(first + chunk, length))], chunk)
 
     batches = -(-length // batch_size)
     options = grain.ReadOptions(
-        num_threads=config.workers,
-        prefetch_buffer_size=max(_BATCHES_AHEAD * per_batch, config.workers) if config.workers else 0,
+        num_threads=workers,
+        prefetch_buffer_size=max(_BATCHES_AHEAD * per_batch, workers) if workers else 0,
     )
     chunks = iter(
         grain.MapDataset.range(start * per_batch, batches * per_batch).map(read).to_iter_dataset(options)
     )
     try:
         while parts := list(itertools.islice(chunks, per_batch)):
-            yield {key: np.concatenate([part[key] for part in parts]) for key in keys}
+            yield {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     finally:
         chunks.close()
 
 
-def _stack(examples: list[Example], count: int, size: int) -> Batch:
+def _stack(examples: list[Example], count: int, size: int, *, mask: bool) -> Batch:
     """Makes a batch of `count`, of which those past the given examples are padding."""
     image = np.zeros((count, size, size, 3), np.uint8)
     label = np.zeros(count, np.int32)
-    mask = np.zeros(count, np.float32)
     for i, example in enumerate(examples):
-        image[i], label[i], mask[i] = example["image"], example["label"], 1
-    return {"image": image, "label": label, "mask": mask}
+        image[i], label[i] = example["image"], example["label"]
+    batch: Batch = {"image": image, "label": label}
+    if mask:
+        batch["mask"] = (np.arange(count) < len(examples)).astype(np.float32)
+    return batch

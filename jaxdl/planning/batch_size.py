@@ -114,7 +114,7 @@ def plan_batch_size(
     Raises:
         ConfigError: the settings do not fit the devices, or the limit leaves no candidate.
     """
-    if config.parallel.pipeline > 1 and config.parallel.schedule != "circular":
+    if config.parallel.staged:
         raise ConfigError(
             f"parallel.pipeline {config.parallel.pipeline} with {config.parallel.schedule} is many programs, "
             "and what fits is asked of one: try sizes with parallel.pipeline 1"

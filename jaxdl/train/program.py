@@ -76,8 +76,7 @@ def make_plan(config: Config, mesh: Mesh, task: Task) -> tuple[Plan, Replicas]:
         ConfigError: the task cannot be divided as asked.
     """
     parallel = config.parallel
-    stages = parallel.pipeline > 1 and parallel.schedule != "circular"
-    if config.memory.offloads_optimizer and (stages or parallel.backend != "jit"):
+    if config.memory.offloads_optimizer and (parallel.staged or parallel.backend != "jit"):
         raise ConfigError(
             f"memory.offload {config.memory.offload} works with parallel.backend jit and without stages of "
             "their own (parallel.pipeline with gpipe or 1f1b): take none or activations"
@@ -85,7 +84,7 @@ def make_plan(config: Config, mesh: Mesh, task: Task) -> tuple[Plan, Replicas]:
     layout = Layout(Rules.of(parallel, mesh), task.axes())
     if parallel.backend != "jit":
         return MappedPlan(mesh, parallel.backend), Replicas(AXIS, mesh.size)
-    if stages:
+    if parallel.staged:
         share = config.data.batch_size // parallel.parts // batch_shards(mesh)
         return StagePlan.of(parallel, mesh, layout, task.chain(), _abstract_inputs(task, share)), ALONE
     return JitPlan(mesh, layout, offload_optimizer=config.memory.offloads_optimizer), ALONE

@@ -36,7 +36,7 @@ def jit_plan(mesh: Mesh, *, offload_optimizer: bool = False) -> JitPlan:
 def encoder(config: Config, *, width: int = 64) -> Tagging:
     """Four encoder layers with dropout."""
     parallel, pipeline = config.parallel, None
-    if parallel.pipeline > 1 and parallel.schedule == "circular":
+    if parallel.circular:
         pipeline = Circular(parallel.pipeline, parallel.parts, parallel.repeats)
     layer = {"heads": 4, "mlp": 4 * width}
     types = {"dtype": np.float32, "param_dtype": np.float32}

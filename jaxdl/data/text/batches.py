@@ -4,22 +4,16 @@ Example `p` of a run lies in epoch `p // N`, and its index is that epoch's permu
 `p % N`. The loader's whole state is the number of batches already taken.
 """
 
-import itertools
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 import grain
 import numpy as np
 
-from jaxdl.data.loader import round_up
+from jaxdl.data.loader import ENDLESS, batches_of, require_shares, round_up
 from jaxdl.data.text.pretraining import PretrainingSource
 from jaxdl.data.types import Batch
-from jaxdl.errors import ConfigError
-
-_CHUNK = 16  # examples that a thread makes at once
-_BATCHES_AHEAD = 2
-_ENDLESS = 2**62  # positions; Grain wants a length, in a machine word
 
 
 def train_batches(
@@ -49,11 +43,7 @@ def train_batches(
     Raises:
         ConfigError: the processes cannot share the batch evenly.
     """
-    if batch_size % process_count:
-        raise ConfigError(
-            f"data.batch_size {batch_size} does not divide over {process_count} processes: "
-            f"use {round_up(batch_size, process_count)}"
-        )
+    require_shares(batch_size, process_count)
     order_seed, example_seed = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
     # The shuffle before the repetition, so that each epoch has its own permutation.
     order = grain.MapDataset.range(len(source)).shuffle(seed=order_seed).repeat()
@@ -61,7 +51,16 @@ def train_batches(
     def example(position: int) -> Batch:
         return source.example(int(order[position]), position // len(source), example_seed)
 
-    return _batches(example, _ENDLESS, batch_size, workers, start, process_index, process_count)
+    return batches_of(
+        example,
+        ENDLESS,
+        _stack,
+        batch_size=batch_size,
+        workers=workers,
+        start=start,
+        process_index=process_index,
+        process_count=process_count,
+    )
 
 
 @dataclass(frozen=True)
@@ -92,8 +91,18 @@ class EvalBatches:
         def example(position: int) -> Batch:
             return self.source.example(position, 0, 0) | {"mask": np.array(1, np.float32)}
 
-        length, shared = len(self.source), (self.process_index, self.process_count)
-        return _batches(example, length, self.batch_size, self.workers, 0, *shared)
+        def stack(examples: list[Batch], count: int) -> Batch:
+            return _stack(examples or [_zeros(example(0))], count)
+
+        return batches_of(
+            example,
+            len(self.source),
+            stack,
+            batch_size=self.batch_size,
+            workers=self.workers,
+            process_index=self.process_index,
+            process_count=self.process_count,
+        )
 
 
 def eval_batches(
@@ -108,39 +117,6 @@ def eval_batches(
     """Returns evaluation batches, their size a multiple of `multiple_of` and `process_count`."""
     size = round_up(batch_size, math.lcm(multiple_of, process_count))
     return EvalBatches(source, size, workers, process_index, process_count)
-
-
-def _batches(
-    example: Callable[[int], Batch],
-    length: int,
-    batch_size: int,
-    workers: int,
-    start: int,
-    process_index: int,
-    process_count: int,
-) -> Generator[Batch, None, None]:
-    """Yields this process's part of the batches from `start` on, of the positions 0 ... `length` - 1."""
-    share = batch_size // process_count
-    chunk = math.gcd(share, _CHUNK)
-    per_batch = share // chunk
-
-    def read(number: int) -> Batch:
-        batch, place = divmod(number, per_batch)
-        first = batch * batch_size + process_index * share + place * chunk
-        examples = [example(position) for position in range(first, min(first + chunk, length))]
-        return _stack(examples or [_zeros(example(0))], chunk)
-
-    options = grain.ReadOptions(
-        num_threads=workers,
-        prefetch_buffer_size=max(_BATCHES_AHEAD * per_batch, workers) if workers else 0,
-    )
-    numbers = grain.MapDataset.range(start * per_batch, -(-length // batch_size) * per_batch)
-    parts = iter(numbers.map(read).to_iter_dataset(options))
-    try:
-        while group := list(itertools.islice(parts, per_batch)):
-            yield {key: np.concatenate([part[key] for part in group]) for key in group[0]}
-    finally:
-        parts.close()
 
 
 def _zeros(example: Batch) -> Batch:
