@@ -41,9 +41,10 @@ def build(name: str, config: Config, *, length: int, scan: bool = True) -> "Task
     # JAX is imported only now: a program's arguments are checked before.
     from experiments.tagging import Tagging
     from jaxdl.data.sources import open_source
+    from jaxdl.models.attention import DOTS, OTHERS
     from jaxdl.models.circular import Circular
     from jaxdl.models.remat import Remat
-    from jaxdl.models.transformer import DOTS, OTHERS, Encoder
+    from jaxdl.models.transformer import Encoder
     from jaxdl.precision import parse_policy
 
     if name == "resnet50":

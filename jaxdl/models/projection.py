@@ -28,6 +28,7 @@ class Projection(nn.Module):
         axes_out: Names of the axes of the result, one for each of `features`.
         dtype: Dtype of computation and result.
         param_dtype: Dtype of kernel [*axes_in, *axes_out] and bias [*axes_out].
+        use_bias: Whether there is a bias.
     """
 
     features: tuple[int, ...]
@@ -35,23 +36,26 @@ class Projection(nn.Module):
     axes_out: tuple[str, ...]
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
+    use_bias: bool = True
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [..., *axes_in] to [..., *axes_out]."""
         summed = len(self.axes_in)
         kernel, bias = self.weights(x.shape[-summed:])
         y: jax.Array = jnp.tensordot(x.astype(self.dtype), kernel.astype(self.dtype), summed)
-        return _plus(y, bias.astype(self.dtype))
+        return _plus(y, bias)
 
     @nn.compact
-    def weights(self, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-        """Gives kernel and bias for inputs [..., *shape]."""
+    def weights(self, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array | None]:
+        """Gives kernel and bias, if there is one, for inputs [..., *shape]."""
         kernel = self.param(
             "kernel",
             nn.with_logical_partitioning(_normal, self.axes_in + self.axes_out),
             shape + self.features,
             self.param_dtype,
         )
+        if not self.use_bias:
+            return kernel, None
         bias = self.param(
             "bias",
             nn.with_logical_partitioning(nn.initializers.zeros, self.axes_out),
@@ -62,7 +66,7 @@ class Projection(nn.Module):
 
 
 def project_together(
-    x: jax.Array, weights: Sequence[tuple[jax.Array, jax.Array]], dtype: DTypeLike
+    x: jax.Array, weights: Sequence[tuple[jax.Array, jax.Array | None]], dtype: DTypeLike
 ) -> list[jax.Array]:
     """Multiplies one input [batch, length, embed] with several kernels [embed, ...] of one shape.
 
@@ -71,12 +75,12 @@ def project_together(
 
     Args:
         x: The input.
-        weights: Kernel and bias of each.
+        weights: Kernel and bias, or None, of each.
         dtype: Dtype of computation and results.
     """
     kernels = tuple(kernel.astype(dtype) for kernel, _ in weights)
     products = _products(tuple(nn.get_logical_axis_rules()), x.astype(dtype), kernels)
-    return [_plus(y, bias.astype(dtype)) for y, (_, bias) in zip(products, weights, strict=True)]
+    return [_plus(y, bias) for y, (_, bias) in zip(products, weights, strict=True)]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -111,8 +115,10 @@ def _fetched(rules: Any, x: jax.Array) -> jax.Array:
         return constrain(x, "batch", None, None)
 
 
-def _plus(y: jax.Array, bias: jax.Array) -> jax.Array:
-    return y + bias.reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
+def _plus(y: jax.Array, bias: jax.Array | None) -> jax.Array:
+    if bias is None:
+        return y
+    return y + bias.astype(y.dtype).reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
 
 
 def look_up(table: jax.Array, words: jax.Array) -> jax.Array:

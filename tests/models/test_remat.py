@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 
 from jaxdl.errors import ConfigError
-from jaxdl.models import ResNet, build, resnet, transformer
+from jaxdl.models import ResNet, attention, build, resnet
 from jaxdl.models.remat import Remat
 from jaxdl.models.transformer import Encoder, EncoderLayer
 
@@ -26,7 +26,7 @@ def small_resnet(remat: str = "none", offload: bool = False) -> ResNet:
 def small_encoder(
     remat: str = "none", *, scan: bool = True, offload: bool = False, depth: int = 12
 ) -> Encoder:
-    kept = Remat.parse(remat, dots=transformer.DOTS, others=transformer.OTHERS, offload=offload)
+    kept = Remat.parse(remat, dots=attention.DOTS, others=attention.OTHERS, offload=offload)
     return Encoder(depth, {"heads": 4, "mlp": 64}, kept, scan)
 
 

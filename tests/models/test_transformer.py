@@ -7,7 +7,8 @@ import pytest
 from flax import linen as nn
 from jax.sharding import PartitionSpec as P
 
-from jaxdl.models.transformer import Encoder, EncoderLayer, drop
+from jaxdl.models.attention import drop
+from jaxdl.models.transformer import Encoder, EncoderLayer
 
 BATCH, LENGTH, EMBED, HEADS, MLP = 2, 7, 12, 3, 20
 
@@ -35,7 +36,7 @@ def randomized(variables):
 
 
 def written_out(params, x, mask, pre_norm):
-    """One layer in float64 NumPy, example by example and head by head."""
+    """One layer in float64 NumPy, example by example and head by head; padding attends to padding."""
     erf = np.vectorize(__import__("math").erf)
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
 
@@ -47,7 +48,7 @@ def written_out(params, x, mask, pre_norm):
         out = np.zeros_like(y) + p["attention_out"]["bias"]
         for head in range(HEADS):
             q, k, v = (y @ p[n]["kernel"][:, head] + p[n]["bias"][head] for n in ("query", "key", "value"))
-            weights = np.exp(q @ k.T / np.sqrt(EMBED / HEADS)) * seen
+            weights = np.exp(q @ k.T / np.sqrt(EMBED / HEADS)) * (seen[:, None] == seen)
             out += (weights / weights.sum(-1, keepdims=True)) @ v @ p["attention_out"]["kernel"][head]
         return out
 
@@ -68,9 +69,13 @@ def written_out(params, x, mask, pre_norm):
     return np.stack(results)
 
 
+SEGMENTS = jnp.array([[1, 1, 1, 2, 2, 2, 3], [1, 1, 2, 2, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("segment", [example()[1], SEGMENTS], ids=["mask", "segments"])
 @pytest.mark.parametrize("pre_norm", [False, True])
-def test_a_layer_computes_the_formula(pre_norm):
-    x, mask = example()
+def test_a_layer_computes_the_formula(pre_norm, segment):
+    x, mask = example()[0], segment
     model = layer(pre_norm=pre_norm)
     variables = randomized(model.init(jax.random.key(0), x, mask))
     expected = written_out(variables["params"], x, mask, pre_norm)
