@@ -301,14 +301,14 @@ def jaxdl_step(job: Job) -> tuple[Step, dict[str, Any]]:
     import numpy as np
 
     from jaxdl import models
-    from jaxdl.config import Config, DataConfig, OptimizerConfig, ParallelConfig, TrainConfig
+    from jaxdl.config import ImageConfig, ImageDataConfig, OptimizerConfig, ParallelConfig, TrainConfig
     from jaxdl.data.types import IMAGENET_MEAN, IMAGENET_STD
     from jaxdl.train.program import prepare
     from jaxdl.train.task import Classification
 
     environment.compilation_cache()
-    config = Config(
-        data=DataConfig(name="synthetic", batch_size=job.batch_size, image_size=job.image_size),
+    config = ImageConfig(
+        data=ImageDataConfig(name="synthetic", batch_size=job.batch_size, image_size=job.image_size),
         optimizer=OptimizerConfig(
             learning_rate=LEARNING_RATE,
             momentum=MOMENTUM,

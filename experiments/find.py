@@ -27,9 +27,9 @@ from pydantic import TypeAdapter, ValidationError
 from experiments import resnet50
 from jaxdl import commandline, environment
 from jaxdl.commandline.programs import Parser, leave_after, table, whole_number
-from jaxdl.config import Config
+from jaxdl.config import ImageConfig
 from jaxdl.errors import CheckpointError, ConfigError, DivergedError
-from jaxdl.planning.capacity import parse_bytes, show_bytes
+from jaxdl.planning.capacity import show_bytes, size_argument
 from jaxdl.planning.isolated import Killed, in_own_process
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def main() -> NoReturn:
 def _run() -> int:
     arguments, options = parse(sys.argv[1:])
     preset = resnet50.PRESETS / "digits.yaml"
-    config = commandline.parse(f"{PROGRAM} {arguments.finder}", options, preset)
+    config = commandline.parse(f"{PROGRAM} {arguments.finder}", options, ImageConfig, preset)
     if config.resume:
         raise ConfigError("resume: a finder always begins at the first update; leave it out")
     refuse_second_answer(config, arguments.finder)
@@ -87,7 +87,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add = parsers["batch_size"].add_argument
     add("--limit", type=whole_number(1), default=4096, metavar="N",
         help="largest batch to look at (default: %(default)s)")  # fmt: skip
-    add("--capacity", type=_size, metavar="SIZE",
+    add("--capacity", type=size_argument, metavar="SIZE",
         help="memory that the program may use on each device, as 16GiB or 16GB, to plan for another device "
         "of the same kind (default: on a GPU the limit that JAX has there, three quarters of it unless "
         "XLA_PYTHON_CLIENT_MEM_FRACTION is set; on a CPU the memory available, shared by simulated devices). "
@@ -110,7 +110,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return arguments, options
 
 
-def find_learning_rate(config: Config, arguments: argparse.Namespace) -> int:
+def find_learning_rate(config: ImageConfig, arguments: argparse.Namespace) -> int:
     """Makes the range test, prints the curve and the suggestion, and stores both."""
     from jaxdl.data.loader import train_batches
     from jaxdl.data.sources import open_source
@@ -201,7 +201,7 @@ def find_learning_rate(config: Config, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def find_batch_size(config: Config, arguments: argparse.Namespace) -> int:
+def find_batch_size(config: ImageConfig, arguments: argparse.Namespace) -> int:
     """Plans, tries if asked, prints what fits and the suggestion, and stores both."""
     plan = in_own_process(plan_batch_size, config, arguments.limit, arguments.capacity)
     best = plan.best
@@ -277,7 +277,7 @@ def print_batch_sizes(plan: "Plan", trials: "list[Trial]", best: int | None, lim
             print(f"larger ones may fit too: the search ended at --limit {limit}")
 
 
-def plan_batch_size(config: Config, limit: int, capacity: int | None) -> "Plan":
+def plan_batch_size(config: ImageConfig, limit: int, capacity: int | None) -> "Plan":
     """Searches by compiling; for a process of its own, since it takes the device."""
     from jaxdl.data.sources import open_source
     from jaxdl.planning import batch_size
@@ -290,7 +290,7 @@ def plan_batch_size(config: Config, limit: int, capacity: int | None) -> "Plan":
     return batch_size.plan_batch_size(config, task, source, limit=limit, capacity=capacity, say=say)
 
 
-def plan_accumulation(config: Config, micro_batch: int, usable: int) -> "Need | None":
+def plan_accumulation(config: ImageConfig, micro_batch: int, usable: int) -> "Need | None":
     """Searches the number of micro-batches likewise."""
     from jaxdl.data.sources import open_source
     from jaxdl.planning import batch_size
@@ -304,7 +304,7 @@ def plan_accumulation(config: Config, micro_batch: int, usable: int) -> "Need | 
     )
 
 
-def try_downwards(config: Config, plan: "Plan") -> "tuple[int | None, list[Trial]]":
+def try_downwards(config: ImageConfig, plan: "Plan") -> "tuple[int | None, list[Trial]]":
     """Tries the planned batch size, and smaller ones until a step goes through."""
     from jaxdl.planning.batch_size import Trial
 
@@ -321,7 +321,7 @@ def try_downwards(config: Config, plan: "Plan") -> "tuple[int | None, list[Trial
     return None, trials
 
 
-def try_batch(config: Config, batch: int) -> "Trial":
+def try_batch(config: ImageConfig, batch: int) -> "Trial":
     """Makes one real update; for a process of its own."""
     from jaxdl.data.sources import open_source
     from jaxdl.planning import batch_size
@@ -331,7 +331,7 @@ def try_batch(config: Config, batch: int) -> "Trial":
     return batch_size.try_step(config, resnet50.build_task(config, source), source, batch)
 
 
-def refuse_second_answer(config: Config, finder: str) -> None:
+def refuse_second_answer(config: ImageConfig, finder: str) -> None:
     """Sees to it, before anything else is done, that no earlier answer is overwritten.
 
     Raises:
@@ -341,7 +341,7 @@ def refuse_second_answer(config: Config, finder: str) -> None:
         raise ConfigError(f"workdir: {path} exists already: choose another --workdir.")
 
 
-def store(config: Config, finder: str, answer: dict[str, Any], png: bytes | None = None) -> Path:
+def store(config: ImageConfig, finder: str, answer: dict[str, Any], png: bytes | None = None) -> Path:
     """Writes the answer and the configuration that it is for; returns their directory.
 
     Raises:
@@ -374,7 +374,7 @@ def _new_directory(wanted: Path) -> Path:
     raise AssertionError
 
 
-def chart(answer: dict[str, Any], config: Config) -> bytes:
+def chart(answer: dict[str, Any], config: ImageConfig) -> bytes:
     """Draws loss over learning rate, with the suggestions, as a PNG file."""
     import matplotlib
 
@@ -410,13 +410,6 @@ def _rate(text: str) -> float:
         if 0 < (rate := float(text)) < math.inf:
             return rate
     raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _truth(text: str) -> bool:

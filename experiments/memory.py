@@ -1,10 +1,14 @@
 """Compiles a training step under each precision, rematerialisation and accumulation, and says what it needs.
 
-    python -m experiments.memory resnet50|encoder-base|encoder-large [--on h100] [options]
+    python -m experiments.memory resnet50|encoder-base|bert-large|... [--on h100x8] [--largest] [options]
 
 Nothing is trained and no array is made: the compiler tells. With --on, the step is compiled for a chip that
 need not be there (the extra `plan` brings the compilers); without, for the devices at hand. XLA's compiler
 for CPUs plans memory otherwise than those for accelerators, so its temporaries say nothing about theirs.
+
+With --largest it finds for each combination the largest batch that fits, in steps of 8 examples a device.
+Whether it does, the compiler of a TPU says; of a GPU it is an estimate: a tenth less than the share of its
+memory that JAX takes.
 """
 
 import argparse
@@ -21,10 +25,16 @@ from experiments import subjects
 from experiments.subjects import SUBJECTS
 from jaxdl import commandline
 from jaxdl.commandline.programs import Parser, emit, leave_after, refuse_unwritable, table, whole_number
-from jaxdl.config import Config
+from jaxdl.config import ImageConfig
+from jaxdl.planning.capacity import show_bytes, size_argument
+from jaxdl.planning.largest import largest_that_fits
 
 PROGRAM = "python -m experiments.memory"
 MIB = 2**20
+MARGIN = 0.1
+"""Share of a device's memory that --largest leaves free."""
+UNIT = 8
+"""Examples on each device by which --largest goes: more exactly it cannot be known."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,9 @@ def main() -> None:
     arguments = parse(sys.argv[1:])
     if file := arguments.json:
         refuse_unwritable(file)
+    if arguments.largest:
+        emit(largest(arguments))
+        return
     needs = []
     for need in study(arguments):
         needs.append(need)
@@ -118,9 +131,77 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--offload", nargs="+", default=["none"], metavar="WHAT",
         help="values of memory.offload to compare (default: none); the compilers of GPUs that are not there "
         "count an optimizer's state as the device's even so")  # fmt: skip
+    add("--largest", action="store_true", help="find the largest batch that fits of each combination")
+    add("--capacity", type=size_argument, metavar="SIZE",
+        help="with --largest: memory of a device, as 80GB (default: as described, or as JAX says)")  # fmt: skip
     add("--unrolled", action="store_true", help="compile an encoder's layers one by one, not as a loop")
     add("--json", type=Path, metavar="FILE", help="write the figures there too")
     return parser.parse_args(argv)
+
+
+def largest(arguments: argparse.Namespace) -> str:
+    """Finds the largest batch that fits of every combination, and writes the table of them."""
+    combinations = list(product(arguments.policies, arguments.remat, arguments.accumulate, arguments.offload))
+    for each in combinations:
+        configuration(arguments, *each)
+
+    # JAX is imported only now: a wrong argument should be refused at once.
+    import jax
+
+    from jaxdl.planning.capacity import device_capacity
+    from jaxdl.planning.topology import described_devices, described_memory
+
+    devices = None if arguments.on is None else described_devices(arguments.on)
+    capacity = arguments.capacity or (arguments.on and described_memory(arguments.on))
+    if capacity is None and devices is None:
+        capacity, _ = device_capacity(jax.local_devices())
+    usable = capacity and round(capacity * (1 - MARGIN))
+    rows, found = [], []
+    for each in combinations:
+        count = len(devices or jax.devices())
+        sizes: dict[int, int | None] = {}
+
+        def needed(batch: int, each: Any = each, sizes: Any = sizes) -> int | None:
+            sizes[batch] = bytes_of(arguments, each, batch, devices)
+            shown = "does not fit" if sizes[batch] is None else f"needs {show_bytes(sizes[batch])}"
+            print(f"{' '.join(map(str, each))}: batch {batch} {shown}", file=sys.stderr, flush=True)
+            found: int | None = sizes[batch]
+            return found
+
+        best = largest_that_fits(needed, unit=UNIT * count * each[2], usable=usable)
+        shown = (
+            [f"{best:,}", f"{best // count:,}", show_bytes(sizes[best] or 0)] if best else ["none", "", ""]
+        )
+        rows.append([*map(str, each), *shown])
+        found.append([*each, best, {str(batch): size for batch, size in sizes.items()}])
+    if arguments.json:
+        described = {"subject": arguments.subject, "on": arguments.on, "usable": usable, "largest": found}
+        arguments.json.write_text(json.dumps(described, indent=2) + "\n")
+    limit = f"an estimate of {show_bytes(usable)} a device" if usable else "what the compiler takes"
+    head = ["policy", "remat", "accumulate", "offload", "largest batch", "a device", "needs of each"]
+    title = f"{SUBJECTS[arguments.subject]}; {arguments.length} words; compiled for {arguments.on or 'here'}"
+    return f"{title}; the limit is {limit}\n{table(head, rows)}\n"
+
+
+def bytes_of(
+    arguments: argparse.Namespace, combination: tuple[str, str, int, str], batch: int, devices: Any
+) -> int | None:
+    """Compiles a combination for a batch and asks what a device needs; None if the compiler refuses it."""
+    import jax
+
+    from jaxdl.planning.batch_size import out_of_memory, step_bytes
+    from jaxdl.train.program import prepare
+
+    config = configuration(argparse.Namespace(**vars(arguments) | {"batch_size": batch}), *combination)
+    task = subjects.build(arguments.subject, config, length=arguments.length, scan=not arguments.unrolled)
+    program = prepare(config, task, config.data.synthetic_examples, devices=devices)
+    try:
+        compiled: Any = program.plan.compile_train(program.train_step, program.state, task.example(batch))
+    except jax.errors.JaxRuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        return None
+    return step_bytes(compiled.memory_analysis())
 
 
 def study(arguments: argparse.Namespace) -> Iterator[Need]:
@@ -161,13 +242,13 @@ def study(arguments: argparse.Namespace) -> Iterator[Need]:
 
 def configuration(
     arguments: argparse.Namespace, policy: str, remat: str, accumulate: int, offload: str
-) -> Config:
+) -> ImageConfig:
     """One combination as a run's configuration, checked as any other.
 
     Raises:
         ConfigError: a value is wrong.
     """
-    optimizer = "sgd" if arguments.subject == "resnet50" else "adamw"
+    optimizer = subjects.OPTIMIZERS.get(arguments.subject, "adamw")
     options = [
         *("--data.name=synthetic", "--train.steps=1", "--optimizer.warmup_epochs=0"),
         f"--optimizer.name={optimizer}",
@@ -178,7 +259,7 @@ def configuration(
         f"--memory.accumulate={accumulate}",
         f"--memory.offload={offload}",
     ]
-    return commandline.parse(PROGRAM, options, None)
+    return commandline.parse(PROGRAM, options, ImageConfig)
 
 
 if __name__ == "__main__":

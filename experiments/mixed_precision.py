@@ -19,6 +19,7 @@ from typing import Any
 from experiments import resnet50
 from jaxdl import commandline
 from jaxdl.commandline.programs import Parser, emit, leave_after, table
+from jaxdl.config import ImageConfig
 from jaxdl.errors import CheckpointError, ConfigError
 
 ON_GPU = [
@@ -74,7 +75,8 @@ def study(policies: list[str], workdir: Path | None, options: list[str]) -> int:
         raise ConfigError(f"--policies {' '.join(policies)}: give each policy once.")
     options = options or (ON_GPU if has_gpu() else [])
     for policy in policies:
-        commandline.parse("", [*options, f"--precision.policy={policy}"], resnet50.PRESETS / "digits.yaml")
+        flags = [*options, f"--precision.policy={policy}"]
+        commandline.parse("", flags, ImageConfig, resnet50.PRESETS / "digits.yaml")
     workdir = workdir or Path("runs") / f"mixed_precision-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     if workdir.exists():
         raise ConfigError(f"{workdir} exists already: choose another --workdir.")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxdl import commandline, environment
-from jaxdl.config import Config
+from jaxdl.config import ImageConfig
 from jaxdl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 PRESETS = Path(__file__).resolve().parents[1] / "configs" / "resnet50"
 
 
-def run(config: Config) -> int:
+def run(config: ImageConfig) -> int:
     """Builds what the configuration names, and trains it."""
     environment.prepare(config.memory.allocator)
     # JAX is imported only now: it reads the environment, and `--help` should not wait for it.
+    from jaxdl.data.loader import ImageFeed
     from jaxdl.data.sources import open_source
     from jaxdl.parallel.processes import joined
     from jaxdl.train.loop import train
@@ -29,10 +30,11 @@ def run(config: Config) -> int:
         eval_source = open_source(config.data, "eval")
         task = build_task(config, train_source)
         initial = initial_values(config, task)
-        return train(config, task, train_source, eval_source, experiment="resnet50", initial=initial)
+        feed = ImageFeed(config.data, train_source, eval_source)
+        return train(config, task, feed, experiment="resnet50", initial=initial)
 
 
-def build_task(config: Config, train_source: "Source") -> "Classification":
+def build_task(config: ImageConfig, train_source: "Source") -> "Classification":
     """Builds the network and its loss for the classes and channels of a training set."""
     from jaxdl import models
     from jaxdl.precision import parse_policy
@@ -65,7 +67,7 @@ def build_task(config: Config, train_source: "Source") -> "Classification":
     )
 
 
-def initial_values(config: Config, task: "Classification") -> Any:
+def initial_values(config: ImageConfig, task: "Classification") -> Any:
     """Reads the `(params, model_state)` to start from, or gives None where they are drawn at random."""
     if config.model.weights is None:
         return None
@@ -82,6 +84,7 @@ if __name__ == "__main__":
     commandline.main(
         run,
         program="python -m experiments.resnet50",
+        config=ImageConfig,
         default_preset=PRESETS / "digits.yaml",
         description="Train a residual network on images.",
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments import subjects
 from jaxdl import commandline
-from jaxdl.config import MESH_AXES, Config, ParallelConfig
+from jaxdl.config import MESH_AXES, ImageConfig, ParallelConfig
 from jaxdl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def combinations(
     return cases
 
 
-def configuration(arguments: argparse.Namespace, batch_size: int, flags: list[str]) -> Config:
+def configuration(arguments: argparse.Namespace, batch_size: int, flags: list[str]) -> ImageConfig:
     """One combination as a run's configuration, checked as any other.
 
     Raises:
@@ -159,15 +159,17 @@ def configuration(arguments: argparse.Namespace, batch_size: int, flags: list[st
     """
     options = [
         *("--data.name=synthetic", "--train.steps=1", "--optimizer.warmup_epochs=0"),
-        f"--optimizer.name={'sgd' if arguments.subject == 'resnet50' else 'adamw'}",
+        f"--optimizer.name={subjects.OPTIMIZERS.get(arguments.subject, 'adamw')}",
         f"--data.batch_size={batch_size}",
         f"--data.image_size={arguments.image_size}",
         "--model.stem=imagenet",  # whatever the size of the images
     ]
-    return commandline.parse(PROGRAM, [*options, *flags], None)
+    return commandline.parse(PROGRAM, [*options, *flags], ImageConfig)
 
 
-def prepared(arguments: argparse.Namespace, config: Config, devices: list[Any]) -> tuple["Task", "Program"]:
+def prepared(
+    arguments: argparse.Namespace, config: ImageConfig, devices: list[Any]
+) -> tuple["Task", "Program"]:
     """Works a run out on some devices.
 
     Raises:
@@ -260,7 +262,7 @@ def activations(tree: Any, *, differentiable: bool) -> int:
     )
 
 
-def expected(config: Config, program: "Program", task: "Task") -> int | None:
+def expected(config: ImageConfig, program: "Program", task: "Task") -> int | None:
     """What theory expects each device to send in a step; None where there is no formula.
 
     The formulas are those of `jaxdl.planning.communication`, summed over the axes of the mesh. They know

@@ -1,12 +1,12 @@
 """What the studies of memory and scaling train: networks of well-known size, with made-up batches."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments import resnet50
-from jaxdl.config import Config
+from experiments import bert, resnet50
+from jaxdl.config import BertModelConfig, ImageConfig
 
 if TYPE_CHECKING:
     from jaxdl.train.task import Task
@@ -21,12 +21,17 @@ SUBJECTS = {
     "encoder-tiny": "4 encoder layers, 64 wide, AdamW: to try things out",
     "encoder-base": "12 encoder layers as of BERT-Base behind an embedding of 30,522 words, AdamW",
     "encoder-large": "24 encoder layers as of BERT-Large behind an embedding of 30,522 words, AdamW",
+    "bert-base": "BERT-Base with both heads of pre-training, LAMB",
+    "bert-large": "BERT-Large with both heads of pre-training, LAMB",
 }
 """Names and meanings. The words are padded to a multiple of 128, as Megatron-LM does, so that devices can
 share them."""
 
+OPTIMIZERS = {"resnet50": "sgd", "bert-base": "lamb", "bert-large": "lamb"}
+"""Of each subject; `adamw` of the others."""
 
-def build(name: str, config: Config, *, length: int, scan: bool = True) -> "Task":
+
+def build(name: str, config: ImageConfig, *, length: int, scan: bool = True) -> "Task":
     """Builds what is to be trained.
 
     Args:
@@ -47,6 +52,8 @@ def build(name: str, config: Config, *, length: int, scan: bool = True) -> "Task
     from jaxdl.models.transformer import Encoder
     from jaxdl.precision import parse_policy
 
+    if name.startswith("bert-"):
+        return pretraining(name, config, length=length, scan=scan)
     if name == "resnet50":
         return resnet50.build_task(config, open_source(config.data, "train"))
     settings = ENCODERS[name]
@@ -67,6 +74,17 @@ def build(name: str, config: Config, *, length: int, scan: bool = True) -> "Task
         encoder=Encoder(settings["depth"], layer, kept, scan, pipeline),
         types=types,
     )
+
+
+def pretraining(name: str, config: ImageConfig, *, length: int, scan: bool) -> "Task":
+    """Builds a BERT with masked words and next sentences, the published shares of which are hidden."""
+    from jaxdl.train.pretraining import Pretraining
+
+    size: Any = name.replace("-", "_")
+    model = BertModelConfig(name=size, words_multiple=64, scan=scan)
+    network = bert.build_network(config, model, words=30_522)
+    # 20 of 128 and 80 of 512 words.
+    return Pretraining(network, length, predictions=4 * -(-length * 15 // 400), pairs=True)
 
 
 def batch(task: "Task", examples: int, *, seed: int = 0) -> dict[str, np.ndarray]:

@@ -12,14 +12,14 @@ from flax import linen as nn
 from jaxdl.models.projection import Projection, look_up
 from jaxdl.models.transformer import Encoder
 from jaxdl.parallel.pipeline.chain import Link
-from jaxdl.train.task import Batch
+from jaxdl.train.task import Batch, Task
 
 KINDS = 64
 """Classes of words that an encoder is to tell apart."""
 
 
 @dataclass(frozen=True, eq=False)
-class Tagging:
+class Tagging(Task):
     """Embedding, encoder and a classifier that tells each word's class, its number modulo `KINDS`.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Files and flags become a Config, or one message that a person can act on."""
+"""Files and flags become a ImageConfig, or one message that a person can act on."""
 
 import dataclasses
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from jaxdl.commandline import config_diff, main, parse, run_yaml
 from jaxdl.commandline.programs import Parser
-from jaxdl.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from jaxdl.config import ImageConfig, ImageDataConfig, ImageModelConfig, OptimizerConfig, TrainConfig
 from jaxdl.errors import ConfigError, DataError
 
 STEPS = ("--train.steps", "10")
@@ -24,19 +24,19 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def from_flags(*argv: str) -> Config:
-    return parse("prog", [*STEPS, *argv])
+def from_flags(*argv: str) -> ImageConfig:
+    return parse("prog", [*STEPS, *argv], ImageConfig)
 
 
-def from_file(tmp_path: Path, key: str, text: str) -> Config:
+def from_file(tmp_path: Path, key: str, text: str) -> ImageConfig:
     section, _, leaf = key.rpartition(".")
     body = f"{section}:\n  {leaf}: {text}\n" if section else f"{leaf}: {text}\n"
-    return parse("prog", [*STEPS, "--config", str(write(tmp_path / "c.yaml", body))])
+    return parse("prog", [*STEPS, "--config", str(write(tmp_path / "c.yaml", body))], ImageConfig)
 
 
 def refuse(*argv: str, preset: Path | None = None) -> str:
     with pytest.raises(ConfigError) as caught:
-        parse("prog", argv, preset)
+        parse("prog", argv, ImageConfig, preset)
     message = str(caught.value)
     assert not any(jargon in message for jargon in ("pydantic", "http", "type=", "Input should", "input_"))
     return message
@@ -141,13 +141,13 @@ STRINGS = ["", " x ",
 
 @pytest.mark.parametrize("text", STRINGS)
 def test_dump_and_load_is_the_identity_for_text(tmp_path: Path, text: str) -> None:
-    config = Config(
-        data=DataConfig(train_split=text, dir=text),
-        model=ModelConfig(weights=text),
+    config = ImageConfig(
+        data=ImageDataConfig(train_split=text, dir=text),
+        model=ImageModelConfig(weights=text),
         train=TrainConfig(steps=1),
     )
     path = write(tmp_path / "c.yaml", run_yaml(config))
-    assert parse("prog", ["--config", str(path)]) == config
+    assert parse("prog", ["--config", str(path)], ImageConfig) == config
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,9 @@ def test_dump_and_load_is_the_identity_for_text(tmp_path: Path, text: str) -> No
     ],
 )
 def test_dump_and_load_is_the_identity_for_values(tmp_path: Path, optimizer: OptimizerConfig) -> None:
-    config = Config(optimizer=optimizer, train=TrainConfig(epochs=1.5), seed=2**31 - 1)
+    config = ImageConfig(optimizer=optimizer, train=TrainConfig(epochs=1.5), seed=2**31 - 1)
     path = write(tmp_path / "c.yaml", run_yaml(config))
-    assert parse("prog", ["--config", str(path)]) == config
+    assert parse("prog", ["--config", str(path)], ImageConfig) == config
 
 
 def test_dump_says_what_a_run_is_and_not_where() -> None:
@@ -181,9 +181,9 @@ def test_layers_merge_left_to_right_and_flags_win(tmp_path: Path) -> None:
     )
     two = write(tmp_path / "2.yaml", "seed: 3\ndata: {workers: 4}\n")
     empty = write(tmp_path / "e.yaml", "# nothing\n")
-    assert parse("prog", [], preset) == Config(seed=1, train=TrainConfig(steps=5, keep=9))
+    assert parse("prog", [], ImageConfig, preset) == ImageConfig(seed=1, train=TrainConfig(steps=5, keep=9))
     for files in (["--config", str(one), str(two), str(empty)], [f"--config={one}", "--config", str(two)]):
-        config = parse("prog", [*files, "--seed=4", "--seed", "5"], preset)
+        config = parse("prog", [*files, "--seed=4", "--seed", "5"], ImageConfig, preset)
         assert (config.seed, config.data.workers, config.data.batch_size, config.train.keep) == (5, 4, 32, 2)
 
 
@@ -199,10 +199,10 @@ def test_layers_merge_left_to_right_and_flags_win(tmp_path: Path) -> None:
 )
 def test_steps_and_epochs_replace_each_other(tmp_path: Path, flags: list[str], length: Any) -> None:
     preset = write(tmp_path / "p.yaml", "train: {epochs: 20}\n")
-    config = parse("prog", flags, preset)
+    config = parse("prog", flags, ImageConfig, preset)
     assert (config.train.steps, config.train.epochs) == length
-    dumped = write(tmp_path / "d.yaml", run_yaml(Config(train=TrainConfig(epochs=20))))
-    config = parse("prog", ["--config", str(dumped), *flags])
+    dumped = write(tmp_path / "d.yaml", run_yaml(ImageConfig(train=TrainConfig(epochs=20))))
+    config = parse("prog", ["--config", str(dumped), *flags], ImageConfig)
     assert (config.train.steps, config.train.epochs) == length
 
 
@@ -210,16 +210,16 @@ def test_resume_starts_from_the_stored_configuration(tmp_path: Path) -> None:
     run = tmp_path / "run"
     preset = write(tmp_path / "p.yaml", f"seed: 1\nworkdir: {run}\ntrain: {{steps: 5}}\n")
     resume = ["--resume", "yes"]
-    assert parse("prog", resume, preset).seed == 1  # nothing stored yet
+    assert parse("prog", resume, ImageConfig, preset).seed == 1  # nothing stored yet
     run.mkdir()
-    first = parse("prog", ["--train.epochs", "7", "--data.workers", "5", "--seed", "3"], preset)
+    first = parse("prog", ["--train.epochs", "7", "--data.workers", "5", "--seed", "3"], ImageConfig, preset)
     write(run / "config.yaml", run_yaml(first))
-    again = parse("prog", resume, preset)
+    again = parse("prog", resume, ImageConfig, preset)
     assert again == dataclasses.replace(first, resume=True)
     extra = write(tmp_path / "x.yaml", f"seed: 8\nworkdir: {run}\n")
-    again = parse("prog", [*resume, "--config", str(extra), "--train.steps", "9"], preset)
+    again = parse("prog", [*resume, "--config", str(extra), "--train.steps", "9"], ImageConfig, preset)
     assert (again.seed, again.data.workers, again.train.steps, again.train.epochs) == (8, 5, 9, None)
-    assert parse("prog", [], preset).seed == 1  # not resumed: the preset counts
+    assert parse("prog", [], ImageConfig, preset).seed == 1  # not resumed: the preset counts
     write(run / "config.yaml", "optimizer: {lr: 1}")
     assert f"{run}/config.yaml, line 1: optimizer.lr is unknown" in refuse(*resume, preset=preset)
 
@@ -352,7 +352,7 @@ def test_help_is_a_manual(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     )
     write(tmp_path / "test.yaml", "# Ten steps.\n")
     with pytest.raises(SystemExit) as caught:
-        parse("python -m experiments.x", ["--nonsense", "--help"], preset, "Train things.")
+        parse("python -m experiments.x", ["--nonsense", "--help"], ImageConfig, preset, "Train things.")
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     for words in (
@@ -369,30 +369,30 @@ def test_help_is_a_manual(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         "75 Stopped by SIGTERM",
     ):
         assert words in text
-    for key in [f"{s.name}.{f.name}" for s in dataclasses.fields(Config) if dataclasses.is_dataclass(s.type)
-                for f in dataclasses.fields(s.type)]:  # fmt: skip
+    sections = [each for each in dataclasses.fields(ImageConfig) if dataclasses.is_dataclass(each.type)]
+    for key in [f"{s.name}.{f.name}" for s in sections for f in dataclasses.fields(s.type)]:
         assert f"--{key} " in text
 
 
 def test_print_config_repeats_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--train.steps", "3", "--data.dir", "é"]
     with pytest.raises(SystemExit) as caught:
-        parse("prog", [*argv, "--print_config"])
+        parse("prog", [*argv, "--print_config"], ImageConfig)
     assert caught.value.code == 0
     path = write(tmp_path / "c.yaml", capsys.readouterr().out)
-    assert parse("prog", ["--config", str(path)]) == parse("prog", argv)
+    assert parse("prog", ["--config", str(path)], ImageConfig) == parse("prog", argv, ImageConfig)
 
 
 def run_main(monkeypatch: pytest.MonkeyPatch, run: Any, *argv: str) -> Any:
     monkeypatch.setattr(sys, "argv", ["prog", *argv])
     with pytest.raises(SystemExit) as caught:
-        main(run, program="prog")
+        main(run, program="prog", config=ImageConfig)
     return caught.value.code or 0
 
 
 def test_main_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(error: BaseException) -> Any:
-        def run(config: Config) -> NoReturn:
+        def run(config: ImageConfig) -> NoReturn:
             raise error
 
         return run
@@ -406,15 +406,16 @@ def test_main_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert run_main(monkeypatch, fail(AssertionError()), "--seed") == 2  # never runs
     monkeypatch.setattr(sys, "argv", ["prog", *STEPS])
     with pytest.raises(ZeroDivisionError):
-        main(fail(ZeroDivisionError()), program="prog")
+        main(fail(ZeroDivisionError()), program="prog", config=ImageConfig)
 
 
 SCRIPT = """
 import atexit, sys
 from jaxdl.commandline import main
 HEAVY = {"jax", "flax", "numpy"}
+from jaxdl.config import ImageConfig
 atexit.register(lambda: sys.stderr.write("imported " * len(HEAVY & set(sys.modules))))
-main(lambda config: print("dir", config.data.dir), program="prog")
+main(lambda config: print("dir", config.data.dir), program="prog", config=ImageConfig)
 """
 
 

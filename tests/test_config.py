@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from jaxdl.commandline.schema import options
 from jaxdl.config import (
-    Config,
-    DataConfig,
+    ImageConfig,
+    ImageDataConfig,
     MemoryConfig,
     OptimizerConfig,
     ParallelConfig,
@@ -23,11 +23,11 @@ TRAIN = TrainConfig(steps=10)
 
 
 def test_defaults_need_only_a_length() -> None:
-    assert Config(train=TRAIN).optimizer.step_epochs == (30.0, 60.0, 80.0)
+    assert ImageConfig(train=TRAIN).optimizer.step_epochs == (30.0, 60.0, 80.0)
 
 
 def test_every_option_has_a_default_and_a_meaning() -> None:
-    for key, schema in options().items():
+    for key, schema in options(ImageConfig).items():
         assert "default" in schema, key
         assert len(schema["description"]) > 10, key
 
@@ -35,22 +35,25 @@ def test_every_option_has_a_default_and_a_meaning() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Config(), r"set train\.steps or train\.epochs"),
+        (lambda: ImageConfig(), r"set train\.steps or train\.epochs"),
         (lambda: TrainConfig(steps=1, epochs=1), r"train\.steps and train\.epochs exclude each other"),
-        (lambda: DataConfig(name="image_folder"), r"image_folder .* set data\.dir"),
-        (lambda: DataConfig(name="fashion_mnist", dir=""), r"set data\.dir"),
-        (lambda: DataConfig(name="tfds", dir="/data"), r"set data\.dataset"),
+        (lambda: ImageDataConfig(name="image_folder"), r"image_folder .* set data\.dir"),
+        (lambda: ImageDataConfig(name="fashion_mnist", dir=""), r"set data\.dir"),
+        (lambda: ImageDataConfig(name="tfds", dir="/data"), r"set data\.dataset"),
         (lambda: OptimizerConfig(step_epochs=(30, 30)), r"step_epochs must increase .* not 30, 30"),
         (lambda: OptimizerConfig(name="adamw", nesterov=True), r"nesterov works with optimizer\.name sgd"),
         (lambda: OptimizerConfig(epsilon=float("inf")), "finite"),
         (lambda: ParallelConfig(data=0), r"parallel\.data 0 leaves no device"),
-        (lambda: Config(train=TRAIN, resume=True), "as workdir"),
+        (lambda: ImageConfig(train=TRAIN, resume=True), "as workdir"),
         (
-            lambda: Config(train=TRAIN, profile=ProfileConfig(start=10)),
+            lambda: ImageConfig(train=TRAIN, profile=ProfileConfig(start=10)),
             r"profile\.start 10 .* take 9 or less",
         ),
-        (lambda: Config(train=TRAIN, memory=MemoryConfig(accumulate=3)), r"multiple of 3 .* take 255 or 258"),
-        (lambda: Config(train=TRAIN, memory=MemoryConfig(accumulate=300)), r"take 300\b"),
+        (
+            lambda: ImageConfig(train=TRAIN, memory=MemoryConfig(accumulate=3)),
+            r"multiple of 3 .* take 255 or 258",
+        ),
+        (lambda: ImageConfig(train=TRAIN, memory=MemoryConfig(accumulate=300)), r"take 300\b"),
         *[
             (lambda remat=remat: MemoryConfig(remat=remat), rf"memory\.remat '{remat}' is not none, dots")
             for remat in ("dot", "blocks,full", "names", "names:", "names:a,,b", "NONE")
@@ -67,7 +70,9 @@ def test_every_option_has_a_default_and_a_meaning() -> None:
         (lambda: MemoryConfig(offload="activations"), r"set memory\.remat to dots or names:\.\.\., not none"),
         (lambda: MemoryConfig(offload="all", remat="blocks"), r"memory\.offload all .* not blocks"),
         (
-            lambda: Config(train=TRAIN, memory=MemoryConfig(accumulate=4), parallel=ParallelConfig(data=3)),
+            lambda: ImageConfig(
+                train=TRAIN, memory=MemoryConfig(accumulate=4), parallel=ParallelConfig(data=3)
+            ),
             r"multiple of 12 \(memory\.accumulate 4 times parallel\.data 3\): take 252 or 264",
         ),
     ],
@@ -79,7 +84,7 @@ def test_impossible_combinations(build: Any, message: str) -> None:
 
 def test_all_problems_of_a_config_are_named_together() -> None:
     with pytest.raises(ValidationError) as caught:
-        Config(resume=True, memory=MemoryConfig(accumulate=3))
+        ImageConfig(resume=True, memory=MemoryConfig(accumulate=3))
     assert all(re.search(word, str(caught.value)) for word in ("train.steps", "batch_size", "workdir"))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxdl.commandline import parse, run_yaml
+from jaxdl.config import ImageConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = Path(__file__).parent / "golden"
@@ -18,7 +19,7 @@ def final(preset: Path) -> str:
     flags = ["--config", str(preset)]
     if any(f"name: {source}" in preset.read_text() for source in ("fashion_mnist", "image_folder", "tfds")):
         flags += ["--data.dir", "DIRECTORY"]
-    return run_yaml(parse("test", flags))
+    return run_yaml(parse("test", flags, ImageConfig))
 
 
 def golden(preset: Path) -> Path:

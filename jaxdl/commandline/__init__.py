@@ -1,4 +1,4 @@
-"""The command line: YAML files and flags become one `Config`, or one message that says what to change.
+"""The command line: YAML files and flags become one configuration, or one message that says what to change.
 
     python -m experiments.<name> [--config FILE.yaml ...] [--section.key VALUE ...]
 
@@ -18,17 +18,17 @@ from typing import NoReturn
 
 from jaxdl.commandline.dump import config_diff, run_yaml
 from jaxdl.commandline.layers import STORED
-from jaxdl.commandline.parsing import parse
+from jaxdl.commandline.parsing import Made, parse
 from jaxdl.commandline.programs import leave_after
-from jaxdl.config import Config
 
 __all__ = ["STORED", "config_diff", "main", "parse", "run_yaml"]
 
 
 def main(
-    run: Callable[[Config], int | None],
+    run: Callable[[Made], int | None],
     *,
     program: str,
+    config: type[Made],
     default_preset: Path | None = None,
     description: str = "",
 ) -> NoReturn:
@@ -38,7 +38,8 @@ def main(
         run: The program. What it returns is the exit code (None: 0). It should import jax itself, so
             that a bad option is refused at once.
         program: See `parse`.
+        config: See `parse`.
         default_preset: See `parse`.
         description: See `parse`.
     """
-    leave_after(lambda: run(parse(program, sys.argv[1:], default_preset, description)))
+    leave_after(lambda: run(parse(program, sys.argv[1:], config, default_preset, description)))

@@ -38,6 +38,6 @@ def run_yaml(config: Config) -> str:
 
 
 def config_diff(old: Config, new: Config) -> list[tuple[str, object, object]]:
-    """List what differs between two configurations as (dotted key, old value, new value)."""
-    pairs = ((key, attrgetter(key)(old), attrgetter(key)(new)) for key in options())
+    """List what differs between two configurations of a kind as (dotted key, old value, new value)."""
+    pairs = ((key, attrgetter(key)(old), attrgetter(key)(new)) for key in options(type(new)))
     return [(key, before, after) for key, before, after in pairs if before != after]

@@ -19,6 +19,7 @@ from jaxdl.commandline.schema import (
     nearest,
     options,
 )
+from jaxdl.config import Config
 from jaxdl.errors import CheckpointError, ConfigError
 
 STORED = "config.yaml"
@@ -71,8 +72,8 @@ def _entry(node: yaml.Node, where: str) -> Entry | None:
     return None
 
 
-def read_file(path: Path) -> tuple[Layer, list[str]]:
-    """Return the layer of a YAML file and the problems in it."""
+def read_file(path: Path, config: type[Config]) -> tuple[Layer, list[str]]:
+    """Return the layer of a YAML file for a kind of configuration, and the problems in it."""
     layer: Layer = {}
     try:
         root = _compose(path)
@@ -87,11 +88,13 @@ def read_file(path: Path) -> tuple[Layer, list[str]]:
         elif key in SECTIONS:
             if not isinstance(node, yaml.MappingNode) and not (entry and entry.null):
                 problems.append(f"{where} is a section: write its keys indented below it")
-        elif key not in options():
+        elif key not in options(config):
             sections = nearest(key, SECTIONS) if isinstance(node, yaml.MappingNode) else []
-            problems.append(f"{where} is unknown{did_you_mean(sections) or advice(key)}")
+            problems.append(f"{where} is unknown{did_you_mean(sections) or advice(config, key)}")
         elif entry is None:
-            problems.append(f"{where} takes {allowed_values(options()[key])}; it has no keys of its own")
+            problems.append(
+                f"{where} takes {allowed_values(options(config)[key])}; it has no keys of its own"
+            )
         else:
             layer[key] = entry
         seen.add(key)
@@ -105,7 +108,7 @@ class _Arguments(NamedTuple):
     problems: list[str]
 
 
-def scan(argv: Sequence[str]) -> _Arguments:
+def scan(argv: Sequence[str], config: type[Config]) -> _Arguments:
     """Sort the arguments. A value that begins with `--` needs the form `--key=VALUE`; the last flag wins."""
     files: list[Path] = []
     flags: Layer = {}
@@ -117,7 +120,7 @@ def scan(argv: Sequence[str]) -> _Arguments:
         flag, equals, value = token.partition("=")
         key = flag.removeprefix("--")
         if not flag.startswith("-"):
-            near = [f"--{name}={value}" for name in nearest(flag, options())] if equals else []
+            near = [f"--{name}={value}" for name in nearest(flag, options(config))] if equals else []
             near = [f"--config {token}"] if token.endswith((".yaml", ".yml")) else near
             problems.append(f"{token}: options are written --section.key VALUE{did_you_mean(near)}")
         elif flag in ("--print_config", "--help"):
@@ -131,11 +134,13 @@ def scan(argv: Sequence[str]) -> _Arguments:
         else:
             missing = not equals and (not rest or rest[0].startswith("--"))
             value = value if equals or missing else rest.pop(0)
-            if not flag.startswith("--") or key not in options():
+            if not flag.startswith("--") or key not in options(config):
                 others = ("config", "print_config", "help")
-                problems.append(f"{flag} is unknown{advice(key.lstrip('-'), '--', others)}")
+                problems.append(f"{flag} is unknown{advice(config, key.lstrip('-'), '--', others)}")
             elif missing:
-                problems.append(f"{flag}: the value is missing; it takes {allowed_values(options()[key])}")
+                problems.append(
+                    f"{flag}: the value is missing; it takes {allowed_values(options(config)[key])}"
+                )
             else:
                 flags[key] = Entry(value, flag)
     return _Arguments(files, flags, print_config, problems)

@@ -7,11 +7,12 @@ import textwrap
 from pathlib import Path
 
 from jaxdl.commandline.layers import read_file
-from jaxdl.commandline.schema import SECTIONS, allowed_values, options
+from jaxdl.commandline.schema import allowed_values, options, sections
+from jaxdl.config import Config
 from jaxdl.errors import EXIT_STOPPED, CheckpointError, ConfigError, DataError, DivergedError
 
 
-def manual(program: str, preset: Path | None, description: str) -> str:
+def manual(program: str, config: type[Config], preset: Path | None, description: str) -> str:
     """Write the manual: usage, presets, how values are read, exit codes, and every option."""
     width = min(shutil.get_terminal_size().columns, 100)
 
@@ -50,13 +51,13 @@ def manual(program: str, preset: Path | None, description: str) -> str:
     codes |= {CheckpointError.exit_code: CheckpointError.__doc__}
     codes |= {EXIT_STOPPED: "Stopped by SIGTERM or SIGINT; the same with --resume true goes on."}
     parts.append("exit codes:\n  0   Done.\n" + "\n".join(f"  {code:<3} {codes[code]}" for code in codes))
-    in_preset = read_file(preset)[0] if preset else {}
+    in_preset = read_file(preset, config)[0] if preset else {}
     shown = None
-    for key, schema in options().items():
+    for key, schema in options(config).items():
         section = key.rpartition(".")[0]
         if section != shown:
             shown = section
-            parts.append(f"{section}: {SECTIONS[section].__doc__}" if section else "the run:")
+            parts.append(f"{section}: {sections(config)[section].__doc__}" if section else "the run:")
         default = json.dumps(schema["default"]).strip('"')
         if key in in_preset:
             value = in_preset[key].value

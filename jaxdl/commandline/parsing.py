@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -25,8 +25,10 @@ from jaxdl.commandline.schema import (
 from jaxdl.config import Config
 from jaxdl.errors import ConfigError
 
+Made = TypeVar("Made", bound=Config)
 
-def _validate(merged: Layer, problems: Sequence[str]) -> Config:
+
+def _validate(merged: Layer, problems: Sequence[str], config: type[Made]) -> Made:
     """Convert the merged text.
 
     Args:
@@ -39,28 +41,28 @@ def _validate(merged: Layer, problems: Sequence[str]) -> Config:
     values: dict[str, Any] = {}
     for key, entry in merged.items():
         section, _, leaf = key.rpartition(".")
-        (values.setdefault(section, {}) if section else values)[leaf] = as_values(entry, options()[key])
+        (values.setdefault(section, {}) if section else values)[leaf] = as_values(entry, options(config)[key])
     found = list(problems)
     try:
-        config = TypeAdapter(Config).validate_python(values)
+        made = TypeAdapter(config).validate_python(values)
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             if detail["type"] != "value_error":
-                found.append(_field_problem(detail, merged))
+                found.append(_field_problem(detail, merged, config))
             elif not problems:
                 lines = str(detail["ctx"]["error"]).splitlines()
                 found += [line + _sources(line, merged) for line in lines]
     else:
         if not found:
-            return config
+            return made
     raise ConfigError(found[0] if len(found) == 1 else "\n  ".join([f"{len(found)} problems:", *found]))
 
 
-def _field_problem(detail: Mapping[str, Any], merged: Layer) -> str:
+def _field_problem(detail: Mapping[str, Any], merged: Layer, config: type[Config]) -> str:
     """Say what is wrong with one value: where it stands, what it is and what was allowed."""
     location, value = detail["loc"], detail["input"]
     key = ".".join(location[:2]) if location[0] in SECTIONS else location[0]
-    schema = options()[key]
+    schema = options(config)[key]
     if isinstance(location[-1], int):  # one item of a list
         schema = kind_of(schema)["items"]
     allowed = allowed_values(schema)
@@ -78,8 +80,12 @@ def _sources(sentence: str, merged: Layer) -> str:
 
 
 def parse(
-    program: str, argv: Sequence[str], default_preset: Path | None = None, description: str = ""
-) -> Config:
+    program: str,
+    argv: Sequence[str],
+    config: type[Made],
+    default_preset: Path | None = None,
+    description: str = "",
+) -> Made:
     """Turn a program's arguments into its configuration.
 
     The layers, each winning over those before it: the defaults in `jaxdl.config`;
@@ -90,6 +96,7 @@ def parse(
     Args:
         program: The command as a person types it, for the help.
         argv: The arguments after it.
+        config: The kind of configuration.
         default_preset: YAML file to start from; the presets beside it are listed in the help.
         description: What the program does, for the help.
 
@@ -103,17 +110,17 @@ def parse(
     if preset and preset.is_relative_to(Path.cwd()):
         preset = preset.relative_to(Path.cwd())
     if "--help" in argv or "-h" in argv:
-        emit(manual(program, preset, description))
+        emit(manual(program, config, preset, description))
         raise SystemExit(0)
-    arguments = scan(argv)
-    base = [read_file(preset)] if preset and not arguments.files else []
-    given = [*map(read_file, arguments.files), (arguments.flags, arguments.problems)]
+    arguments = scan(argv, config)
+    base = [read_file(preset, config)] if preset and not arguments.files else []
+    given = [*(read_file(path, config) for path in arguments.files), (arguments.flags, arguments.problems)]
     merged = merge(layer for layer, _ in base + given)
     if stored := stored_config(merged):
-        base = [read_file(stored), ({key: merged[key] for key in ("workdir", "resume")}, [])]
+        base = [read_file(stored, config), ({key: merged[key] for key in ("workdir", "resume")}, [])]
         merged = merge(layer for layer, _ in base + given)
-    config = _validate(merged, [problem for _, problems in base + given for problem in problems])
+    made = _validate(merged, [problem for _, problems in base + given for problem in problems], config)
     if arguments.print_config:
-        emit(run_yaml(config))
+        emit(run_yaml(made))
         raise SystemExit(0)
-    return config
+    return made

@@ -1,18 +1,19 @@
 """What options there are, and how to speak of them: all of it read off `jaxdl.config`."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import SequenceMatcher
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter
 
 from jaxdl.config import Config
 
 NULLS = ("null", "Null", "NULL", "None", "none", "~")
-SECTIONS = {f.name: f.type for f in fields(Config) if isinstance(f.type, type) and is_dataclass(f.type)}
+SECTIONS = tuple(f.name for f in fields(Config) if isinstance(f.type, type) and is_dataclass(f.type))
+"""Names of the sections of every configuration."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,33 @@ class Entry:
 Layer = dict[str, Entry]
 
 
-@cache
-def options() -> dict[str, dict[str, Any]]:
+def sections(config: type[Config]) -> dict[str, Any]:
+    """Return the dataclass of every section by its name."""
+    types = {field.name: field.type for field in fields(config)}
+    return {name: types[name] for name in SECTIONS}
+
+
+def options(config: type[Config]) -> dict[str, dict[str, Any]]:
     """Return the JSON schema of every option by its dotted key, in the order of the fields."""
-    top = TypeAdapter(Config).json_schema()["properties"]
-    inner = {name: TypeAdapter(section).json_schema()["properties"] for name, section in SECTIONS.items()}
+    return _options(cast(Hashable, config))
+
+
+@cache
+def _options(config: Any) -> dict[str, dict[str, Any]]:
+    top = _properties(config)
+    inner = {name: _properties(section) for name, section in sections(config).items()}
     options = {f"{name}.{key}": schema for name, keys in inner.items() for key, schema in keys.items()}
     return options | {key: schema for key, schema in top.items() if key not in SECTIONS}
+
+
+def _properties(dataclass: Any) -> dict[str, dict[str, Any]]:
+    """Return the JSON schema of each field; a field that is inherited has its text below it in the base."""
+    properties: dict[str, dict[str, Any]] = {}
+    for base in reversed(dataclass.__mro__):
+        if is_dataclass(base):
+            for name, schema in TypeAdapter(base).json_schema()["properties"].items():
+                properties[name] = {"description": properties.get(name, {}).get("description")} | schema
+    return properties
 
 
 def kind_of(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,12 +139,12 @@ def did_you_mean(names: Sequence[str], prefix: str = "") -> str:
     return f"; did you mean {' or '.join(prefix + name for name in names)}?" if names else ""
 
 
-def advice(key: str, prefix: str = "", others: Iterable[str] = ()) -> str:
+def advice(config: type[Config], key: str, prefix: str = "", others: Iterable[str] = ()) -> str:
     """Name the options nearest to an unknown key, or else the keys of its section or the sections."""
-    names = [] if key in SECTIONS else nearest(key, [*options(), *others])
+    names = [] if key in SECTIONS else nearest(key, [*options(config), *others])
     if names:
         return did_you_mean(names, prefix)
     section = key if key in SECTIONS else key.rpartition(".")[0]
     if section in SECTIONS:
-        return f"; {section} has {', '.join(field.name for field in fields(SECTIONS[section]))}"
+        return f"; {section} has {', '.join(field.name for field in fields(sections(config)[section]))}"
     return f"; the sections are {', '.join(SECTIONS)} (--help lists every option)"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxdl.config import DataConfig
+from jaxdl.config import ImageDataConfig
 from jaxdl.data.images import printable
 from jaxdl.data.types import RGB, Example, Image, Source, Split
 from jaxdl.errors import DataError
@@ -25,7 +25,7 @@ _DIGITS = tuple("0123456789")
 _IDX_UINT8 = 0x08
 
 
-def open_digits(config: DataConfig, split: Split) -> Source:
+def open_digits(config: ImageDataConfig, split: Split) -> Source:
     """Opens scikit-learn's digits: 1,797 images of 8x8, 1,437 for training and 360 for evaluation."""
     del config
     from sklearn.datasets import load_digits  # takes a second to import, and only this source needs it
@@ -50,7 +50,7 @@ def open_digits(config: DataConfig, split: Split) -> Source:
     )
 
 
-def open_fashion_mnist(config: DataConfig, split: Split) -> Source:
+def open_fashion_mnist(config: ImageDataConfig, split: Split) -> Source:
     """Opens the four idx files of Fashion-MNIST, plain or gzipped, in `config.dir`.
 
     MNIST itself has the same files and works too; set `data.augment shift`
@@ -59,7 +59,7 @@ def open_fashion_mnist(config: DataConfig, split: Split) -> Source:
     Raises:
         DataError: a file is missing, damaged, or does not fit the other one.
     """
-    assert config.dir is not None  # DataConfig has checked it
+    assert config.dir is not None  # ImageDataConfig has checked it
     prefix = "train" if split == "train" else "t10k"
     directory = Path(config.dir).expanduser()
     images_path = _find(directory, f"{prefix}-images-idx3-ubyte")
@@ -90,7 +90,7 @@ def open_fashion_mnist(config: DataConfig, split: Split) -> Source:
     )
 
 
-def open_synthetic(config: DataConfig, split: Split) -> Source:
+def open_synthetic(config: ImageDataConfig, split: Split) -> Source:
     """Makes images from their index: a 4x4 colour pattern for each class, which can be learnt, under noise.
 
     There are `config.synthetic_examples` for training and a quarter as many,

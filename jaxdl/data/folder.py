@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxdl.config import DataConfig
+from jaxdl.config import ImageDataConfig
 from jaxdl.data.images import EXTENSIONS, decode_image, printable
 from jaxdl.data.types import Example, Source, Split
 from jaxdl.errors import DataError
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 _SPLIT_NAMES: dict[Split, tuple[str, ...]] = {"train": ("train",), "eval": ("val", "validation", "test")}
 
 
-def open_image_folder(config: DataConfig, split: Split) -> Source:
+def open_image_folder(config: ImageDataConfig, split: Split) -> Source:
     """Opens a directory with one directory a class.
 
     Classes are the sorted names of the directories under `train` (torchvision's
@@ -30,7 +30,7 @@ def open_image_folder(config: DataConfig, split: Split) -> Source:
     Raises:
         DataError: the directory has another layout, a class has no images, or a link's target is missing.
     """
-    assert config.dir is not None  # DataConfig has checked it
+    assert config.dir is not None  # ImageDataConfig has checked it
     root = Path(config.dir).expanduser()
     train = _split_directory(root, "train")
     ignored: list[str] = []

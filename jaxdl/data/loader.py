@@ -18,7 +18,7 @@ from typing import TypeVar
 import grain
 import numpy as np
 
-from jaxdl.config import DataConfig
+from jaxdl.config import ImageDataConfig
 from jaxdl.data.transforms import augmentation, fit
 from jaxdl.data.types import Batch, Example, Source
 from jaxdl.errors import ConfigError
@@ -42,7 +42,7 @@ def updates_in(epochs: float, examples: int, batch_size: int) -> int:
 
 def train_batches(
     source: Source,
-    config: DataConfig,
+    config: ImageDataConfig,
     *,
     seed: int,
     start: int = 0,
@@ -112,7 +112,7 @@ class EvalBatches:
     """
 
     source: Source
-    config: DataConfig
+    config: ImageDataConfig
     batch_size: int
     process_index: int = 0
     process_count: int = 1
@@ -139,7 +139,7 @@ class EvalBatches:
 
 def eval_batches(
     source: Source,
-    config: DataConfig,
+    config: ImageDataConfig,
     *,
     multiple_of: int = 1,
     process_index: int = 0,
@@ -157,6 +157,39 @@ def eval_batches(
     """
     batch_size = round_up(config.eval_batch_size, math.lcm(multiple_of, process_count))
     return EvalBatches(source, config, batch_size, process_index, process_count)
+
+
+@dataclass(frozen=True)
+class ImageFeed:
+    """Images to train on and to evaluate on; see `jaxdl.data.types.Feed`.
+
+    Attributes:
+        config: how they are batched.
+        train: those to train on.
+        evaluation: those to evaluate on.
+    """
+
+    config: ImageDataConfig
+    train: Source
+    evaluation: Source
+
+    @property
+    def examples(self) -> int:
+        """See `Feed.examples`."""
+        return len(self.train)
+
+    @property
+    def eval_examples(self) -> int:
+        """See `Feed.eval_examples`."""
+        return len(self.evaluation)
+
+    def train_batches(self, *, seed: int, start: int = 0, **share: int) -> Generator[Batch, None, None]:
+        """See `Feed.train_batches`."""
+        return train_batches(self.train, self.config, seed=seed, start=start, **share)
+
+    def eval_batches(self, *, multiple_of: int = 1, **share: int) -> EvalBatches:
+        """See `Feed.eval_batches`."""
+        return eval_batches(self.evaluation, self.config, multiple_of=multiple_of, **share)
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from jaxdl.config import DataConfig
+from jaxdl.config import ImageDataConfig
 from jaxdl.data.images import decode_image, printable
 from jaxdl.data.types import Augment, Example, Source, Split
 from jaxdl.errors import ConfigError, DataError
@@ -13,7 +13,7 @@ _INFO = "dataset_info.json"
 _SMALL = 64  # longest side, in pixels, up to which images of one size are not treated as photographs
 
 
-def open_tfds(config: DataConfig, split: Split) -> Source:
+def open_tfds(config: ImageDataConfig, split: Split) -> Source:
     """Opens one split of a prepared data set.
 
     `config.dataset` is `name`, `name/configuration` or either with
@@ -28,7 +28,7 @@ def open_tfds(config: DataConfig, split: Split) -> Source:
     """
     import tensorflow_datasets as tfds  # only this source needs it
 
-    assert config.dir is not None  # DataConfig has checked both
+    assert config.dir is not None  # ImageDataConfig has checked both
     assert config.dataset is not None
     directory = _version_directory(Path(config.dir).expanduser(), config.dataset)
     where = printable(directory)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from jaxdl.config import DataConfig
+from jaxdl.config import ImageDataConfig
 from jaxdl.data.arrays import open_digits, open_fashion_mnist, open_synthetic
 from jaxdl.data.folder import open_image_folder
 from jaxdl.data.images import printable
@@ -10,7 +10,7 @@ from jaxdl.data.records import open_tfds
 from jaxdl.data.types import Source, Split
 from jaxdl.errors import DataError
 
-SOURCES: dict[str, Callable[[DataConfig, Split], Source]] = {
+SOURCES: dict[str, Callable[[ImageDataConfig, Split], Source]] = {
     "digits": open_digits,
     "fashion_mnist": open_fashion_mnist,
     "image_folder": open_image_folder,
@@ -19,7 +19,7 @@ SOURCES: dict[str, Callable[[DataConfig, Split], Source]] = {
 }
 
 
-def open_source(config: DataConfig, split: Split) -> Source:
+def open_source(config: ImageDataConfig, split: Split) -> Source:
     """Opens the examples that `config` names.
 
     Args:

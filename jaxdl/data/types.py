@@ -1,8 +1,8 @@
 """What the files of this package hand to each other: a source of examples, one example, one batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,46 @@ RGB: TypeAlias = tuple[float, float, float]
 
 IMAGENET_MEAN: RGB = (0.485, 0.456, 0.406)
 IMAGENET_STD: RGB = (0.229, 0.224, 0.225)
+
+
+class Feed(Protocol):
+    """The examples of a run, to train on and to evaluate on, as batches."""
+
+    @property
+    def examples(self) -> int:
+        """Number of examples to train on."""
+
+    @property
+    def eval_examples(self) -> int:
+        """Number of examples to evaluate on."""
+
+    def train_batches(
+        self, *, seed: int, start: int = 0, process_index: int = 0, process_count: int = 1
+    ) -> Generator[Batch, None, None]:
+        """Returns endless training batches; close the generator to end its threads.
+
+        Args:
+            seed: of order and whatever else is drawn.
+            start: batches to skip, at no cost.
+            process_index: this process's number.
+            process_count: processes that share each batch: each takes a contiguous part, in their order.
+
+        Raises:
+            ConfigError: the processes cannot share the batch evenly.
+        """
+
+    def eval_batches(
+        self, *, multiple_of: int = 1, process_index: int = 0, process_count: int = 1
+    ) -> Iterable[Batch]:
+        """Returns every example once, in batches of one shape, as often as it is iterated.
+
+        Batches have a `mask` float32 [B]: 1, and 0 on padding.
+
+        Args:
+            multiple_of: the batch size is rounded up to a multiple of this and of `process_count`.
+            process_index: this process's number.
+            process_count: processes that share each batch, as in training.
+        """
 
 
 class Example(TypedDict):

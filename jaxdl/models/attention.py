@@ -3,7 +3,7 @@
 Vaswani et al. 2017, "Attention Is All You Need" (https://arxiv.org/abs/1706.03762).
 """
 
-# mypy: allow-subclassing-any, allow-untyped-decorators
+# mypy: allow-subclassing-any, allow-untyped-decorators, disable-error-code="no-any-return"
 import math
 from collections.abc import Callable, Mapping
 from typing import Literal
@@ -142,9 +142,7 @@ class TransformerLayer(nn.Module):
         """
         width = query.shape[-1]
         if keys is None or self.attention_dropout == 0:
-            y = jax.nn.dot_product_attention(
-                query, key, value, mask=seen, implementation=self.implementation
-            )
+            y = jax.nn.dot_product_attention(query, key, value, mask=seen, implementation=self.implementation)
         else:
             # The fused attention of JAX's public interface knows no dropout.
             scores = jnp.einsum("bqhw,bkhw->bhqk", query, key, preferred_element_type=jnp.float32)

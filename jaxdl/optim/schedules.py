@@ -41,6 +41,13 @@ def build_schedule(
     """
     peak = peak_learning_rate(config, batch_size)
     warmup = round(config.warmup_epochs * updates_per_epoch)
+    if config.warmup_steps is not None:
+        warmup = config.warmup_steps
+        if warmup >= updates:
+            raise ConfigError(
+                f"optimizer.warmup_steps: {warmup}, but the run has only {updates} updates: choose fewer, or "
+                "a longer run."
+            )
     if warmup >= updates:
         raise ConfigError(
             f"optimizer.warmup_epochs: {config.warmup_epochs:g} epochs are {warmup} updates, but the run has "

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxdl.config import Config, DataConfig
+from jaxdl.config import ImageConfig, ImageDataConfig
 from jaxdl.data.loader import train_batches
 from jaxdl.data.types import Batch, Source
 from jaxdl.errors import ConfigError
@@ -88,7 +88,7 @@ class Trial:
 
 
 def plan_batch_size(
-    config: Config,
+    config: ImageConfig,
     task: Task,
     source: Source,
     *,
@@ -168,7 +168,13 @@ def largest(candidates: Sequence[int], fits: Callable[[int], bool], start: int) 
 
 
 def fitting_accumulation(
-    config: Config, task: Task, source: Source, *, micro_batch: int, usable: int, say: Callable[[str], None]
+    config: ImageConfig,
+    task: Task,
+    source: Source,
+    *,
+    micro_batch: int,
+    usable: int,
+    say: Callable[[str], None],
 ) -> Need | None:
     """Finds the fewest micro-batches with which the configured batch fits, by compiling; None if none do.
 
@@ -192,7 +198,9 @@ def fitting_accumulation(
     return None
 
 
-def need(config: Config, task: Task, source: Source, *, batch: int, accumulate: int, usable: int) -> Need:
+def need(
+    config: ImageConfig, task: Task, source: Source, *, batch: int, accumulate: int, usable: int
+) -> Need:
     """Compiles the training step for a batch size, and asks the compiler what it needs."""
     candidate = _with_batch(config, batch, accumulate)
     program = prepare(candidate, task, len(source))
@@ -220,7 +228,7 @@ def step_bytes(analysis: Any) -> int:
     )
 
 
-def try_step(config: Config, task: Task, source: Source, batch: int) -> Trial:
+def try_step(config: ImageConfig, task: Task, source: Source, batch: int) -> Trial:
     """Makes one real update, to be called in a process of its own."""
     candidate = _with_batch(config, batch, config.memory.accumulate)
     try:
@@ -250,7 +258,7 @@ def describe(found: Need) -> str:
     return f"batch {found.batch}{parts} needs {needed}: {'fits' if found.fits else 'does not fit'}"
 
 
-def _with_batch(config: Config, batch: int, accumulate: int) -> Config:
+def _with_batch(config: ImageConfig, batch: int, accumulate: int) -> ImageConfig:
     return replace(
         without_schedule(config, 1),
         data=replace(config.data, batch_size=batch),
@@ -258,7 +266,7 @@ def _with_batch(config: Config, batch: int, accumulate: int) -> Config:
     )
 
 
-def _first_batch(config: DataConfig, seed: int, source: Source) -> Batch:
+def _first_batch(config: ImageDataConfig, seed: int, source: Source) -> Batch:
     batches = train_batches(source, replace(config, workers=0), seed=seed)
     try:
         return next(batches)

@@ -1,5 +1,6 @@
 """How much memory there is, and how sizes are read and written. Nothing here imports jax."""
 
+import argparse
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,18 @@ def parse_bytes(text: str) -> int:
     if size < 1:
         raise ValueError(f"{text!r} is not a size above 0, as 16GiB, 16GB, 500MiB or a number of bytes")
     return size
+
+
+def size_argument(text: str) -> int:
+    """Reads a size for argparse, which makes its own message of a ValueError.
+
+    Raises:
+        ArgumentTypeError: it is no such size.
+    """
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def show_bytes(size: int) -> str:

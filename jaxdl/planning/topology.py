@@ -12,6 +12,9 @@ from jaxdl.errors import ConfigError
 HARDWARE = Path(__file__).resolve().parents[2] / "configs" / "hardware"
 """Descriptions of GPUs, as `<name>.txtpb`."""
 
+GPU_SHARE = 0.75
+"""Of a GPU's memory, what JAX takes when it starts; XLA_PYTHON_CLIENT_MEM_FRACTION sets another share."""
+
 NODE = 8
 """GPUs that a node has where a name does not say."""
 
@@ -61,6 +64,23 @@ def described_devices(name: str) -> list[Any]:
         f"{name} is no chip that is described here: take one of {', '.join(gpus)}, "
         "several as h100x8 or h100x64, nodes of several as h100:16x4, or a TPU slice, as v5e:2x4."
     )
+
+
+def described_memory(name: str) -> int | None:
+    """Gives the bytes that a program may use on each device of a description.
+
+    Args:
+        name: as for `described_devices`.
+
+    Returns:
+        For a GPU, the share of its memory that JAX takes unless told otherwise; None for a TPU, whose
+        compiler refuses what does not fit.
+    """
+    path = HARDWARE / f"{re.split('[x:]', name)[0]}.txtpb"
+    if not path.exists():
+        return None
+    size = re.search(r"device_memory_size: (\d+)", path.read_text())
+    return int(int(size[1]) * GPU_SHARE) if size else None
 
 
 def _nodes(name: str, total: int | None, nodes: int | None, each: int | None) -> tuple[int, int]:

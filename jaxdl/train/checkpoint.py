@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
-from jaxdl.errors import CheckpointError
+from jaxdl.errors import CheckpointError, ConfigError
 from jaxdl.optim.masks import path_name
 from jaxdl.parallel.processes import on_first
 from jaxdl.train import manifests
@@ -161,7 +161,7 @@ class Checkpointer:
         wanted = _by_path(abstract_state)
         if any(leaf.sharding is None for leaf in wanted.values()):
             raise ValueError("every leaf of the abstract state needs a sharding")
-        manifest = on_first(lambda: self._newest(wanted))
+        manifest = on_first(lambda: self.newest_sound(wanted))
         if manifest is None:
             return None
         arrays = _load(self._directory / str(manifest["step"]) / ARRAYS, wanted)
@@ -214,15 +214,23 @@ class Checkpointer:
         except OSError as error:
             raise self._explained(error, step, needed) from error
 
-    def _newest(self, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The manifest of the newest sound checkpoint, verified; its leaves must be `wanted`."""
+    def newest_sound(self, wanted: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+        """Gives the manifest of the newest sound checkpoint, or None if there is no checkpoint.
+
+        Args:
+            wanted: Leaves by path, abstract; a checkpoint with others is refused.
+
+        Raises:
+            CheckpointError: None of the checkpoints is sound, or the sound one holds other leaves.
+        """
         self.wait()
         reasons: list[str] = []
         for step in sorted(self._named(), reverse=True):
             path = self._directory / str(step)
             try:
                 manifest = manifests.read(path)
-                manifests.require_same_leaves(path, manifest["leaves"], wanted)
+                if wanted is not None:
+                    manifests.require_same_leaves(path, manifest["leaves"], wanted)
                 manifests.verify_files(path, manifest["files"])
             except manifests.DamagedError as error:
                 self._damaged.add(step)
@@ -325,6 +333,49 @@ class Checkpointer:
             f"Checkpoint {step} could not be written to {self._directory} ({why}): "
             f"{advice} once the directory can be written."
         )
+
+
+def newest_parameters(directory: Path, shapes: Any) -> Any:
+    """Reads parameters of the newest sound checkpoint, for another task than the one that made it.
+
+    Where the run kept moving averages, they are what is read.
+
+    Args:
+        directory: Where the checkpoints are.
+        shapes: Nested dicts of abstract parameters.
+
+    Returns:
+        The same with arrays of the stored dtype where the checkpoint has one of the name and shape; others,
+        as those of a new head, stay abstract.
+
+    Raises:
+        ConfigError: A parameter of the same name has another shape.
+        CheckpointError: None of the checkpoints is sound.
+    """
+    found = Checkpointer(directory, keep=1).newest_sound()
+    if found is None:
+        raise CheckpointError(f"{directory} has no checkpoint to start from.")
+    leaves = found["leaves"]
+    prefix = "ema/0/" if any(name.startswith("ema/0/") for name in leaves) else "params/"
+    wanted, one = _by_path(shapes), jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    chosen = {}
+    for name, leaf in wanted.items():
+        stored = leaves.get(prefix + name)
+        if stored is None:
+            continue
+        if tuple(stored["shape"]) != leaf.shape:
+            raise ConfigError(
+                f"{directory}: {name} has the shape {tuple(stored['shape'])}, and the network {leaf.shape}: "
+                "set up the network as that run did"
+            )
+        chosen[prefix + name] = _abstract(stored["dtype"], stored["shape"], one)
+    if not chosen:
+        raise ConfigError(f"{directory} has no parameter of this network.")
+    arrays = _load(directory.absolute() / str(found["step"]) / ARRAYS, chosen)
+    values = {name: jax.device_get(arrays[prefix + name]) for name in wanted if prefix + name in arrays}
+    return jax.tree.unflatten(
+        jax.tree.structure(shapes), [values.get(name, leaf) for name, leaf in wanted.items()]
+    )
 
 
 def _finite(score: float | None) -> float | None:

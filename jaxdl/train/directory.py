@@ -17,6 +17,22 @@ FIXED = (
     "data.image_size",
     "data.augment",
     "data.synthetic_",
+    "data.documents",
+    "data.feature",
+    "data.split",
+    "data.vocabulary",
+    "data.lowercase",
+    "data.sequences",
+    "data.length",
+    "data.held_out",
+    "data.mask",
+    "data.max_predictions",
+    "data.whole_words",
+    "data.train_file",
+    "data.text_",
+    "data.label_column",
+    "data.stride",
+    "data.question_length",
     "optimizer.name",
     "optimizer.momentum",
     "optimizer.ema_decay",
@@ -53,7 +69,7 @@ def open_directory(config: Config, experiment: str) -> tuple[str, list[str]]:
     if workdir is None or not config.resume or not rundir.is_run(workdir):
         return str(rundir.create(workdir, experiment, text)), []
     rundir.reopen(workdir)
-    stored = parse("", ["--config", str(workdir / STORED)])
+    stored = parse("", ["--config", str(workdir / STORED)], type(config))
     changes = [
         (key, old, new) for key, old, new in config_diff(stored, config) if key not in ("workdir", "resume")
     ]

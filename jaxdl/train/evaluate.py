@@ -1,12 +1,12 @@
 """Evaluation in which every example counts exactly once."""
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 IN_FLIGHT = 2
 """Steps dispatched ahead of the one whose results are being read."""
@@ -14,20 +14,22 @@ IN_FLIGHT = 2
 
 def evaluate(
     eval_step: Callable[..., dict[str, jax.Array]],
+    scores: Callable[[dict[str, NDArray[np.float64]]], dict[str, float]],
     weights: Any,
     batches: Iterable[dict[str, np.ndarray]],
     put: Callable[[dict[str, np.ndarray]], Any],
     stop: Callable[[], bool] = lambda: False,
     hear: Callable[[dict[str, Any]], None] = lambda metrics: None,
 ) -> dict[str, float] | None:
-    """Averages each metric over all examples.
+    """Computes the metrics of all examples, each of which counts once.
 
-    The metrics come back by example and are summed exactly. Each example's are
-    computed in float32, by kernels that differ with the batch's shape, so the
-    means are given with the six digits that do not depend on it.
+    What they are made of comes back by example and is summed exactly. Each example's
+    part is computed in float32, by kernels that differ with the batch's shape, so
+    metrics are given with the six digits that do not depend on it.
 
     Args:
-        eval_step: compiled `weights, batch -> {metric: float32 [batch]}`, with the batch's `mask` among them.
+        eval_step: compiled `weights, batch -> {name: [batch]}`, with the batch's `mask` among them.
+        scores: what makes metrics of the columns of all examples, as `Task.scores`.
         weights: `(params, model_state)` on the devices.
         batches: padded batches with a `mask` [batch] that is false on padding.
         put: sends a batch to the devices.
@@ -35,10 +37,10 @@ def evaluate(
         hear: given each batch's metrics before they are summed, and may take some out.
 
     Returns:
-        The mean of each metric and `count`, the number of examples, or None if
+        The metrics and `count`, the number of examples, or None if
         abandoned.
     """
-    values: dict[str, list[float]] = {}
+    values: dict[str, list[NDArray[np.float64]]] = {}
     pending: deque[dict[str, jax.Array]] = deque()
 
     def settle() -> None:
@@ -46,7 +48,7 @@ def evaluate(
         hear(metrics)
         mask = np.asarray(metrics.pop("mask"), bool)
         for name, metric in metrics.items():
-            values.setdefault(name, []).extend(np.asarray(metric, np.float64)[mask].tolist())
+            values.setdefault(name, []).append(np.asarray(metric, np.float64)[mask])
 
     for batch in batches:
         if stop():
@@ -56,6 +58,6 @@ def evaluate(
             settle()
     while pending:
         settle()
-    count = len(next(iter(values.values())))
-    means = {name: float(f"{math.fsum(column) / count:.6g}") for name, column in values.items()}
-    return means | {"count": count}
+    columns = {name: np.concatenate(parts) for name, parts in values.items()}
+    rounded = {name: float(f"{value:.6g}") for name, value in scores(columns).items()}
+    return rounded | {"count": len(next(iter(columns.values())))}

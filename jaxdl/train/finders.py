@@ -8,7 +8,7 @@ the end at four times the best loss, and the two rules that read the curve are i
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from jaxdl.config import Config, ProfileConfig, TrainConfig
 from jaxdl.optim.build import build_optimizer
-from jaxdl.train.program import Program, prepare
+from jaxdl.train.program import Program, prepare, stacked_layers
 from jaxdl.train.task import Task
+
+Run = TypeVar("Run", bound=Config)
 
 STOP_AT = 4.0
 """The test is over once the smoothed loss is this many times its best."""
@@ -68,7 +70,7 @@ def range_program(
     def schedule(count: jax.typing.ArrayLike) -> jax.Array:
         return first * jnp.exp(growth * jnp.asarray(count, jnp.float32))
 
-    optimizer = build_optimizer(config.optimizer, schedule)
+    optimizer = build_optimizer(config.optimizer, schedule, layer_axes=stacked_layers(task))
     program = prepare(without_schedule(config, updates), task, examples)
     # `init` may stay: the state of an optimizer depends on its rule, not on its schedule.
     return replace(
@@ -78,11 +80,11 @@ def range_program(
     )
 
 
-def without_schedule(config: Config, updates: int) -> Config:
+def without_schedule(config: Run, updates: int) -> Run:
     """Gives the same run with a constant rate and another length, so that no warm-up is too long for it."""
     return replace(
         config,
-        optimizer=replace(config.optimizer, schedule="constant", warmup_epochs=0.0),
+        optimizer=replace(config.optimizer, schedule="constant", warmup_epochs=0.0, warmup_steps=None),
         train=TrainConfig(steps=updates),
         profile=ProfileConfig(),
     )

@@ -12,9 +12,10 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -22,13 +23,13 @@ import numpy as np
 
 from jaxdl.commandline import STORED, run_yaml
 from jaxdl.config import Config
-from jaxdl.data.loader import eval_batches, train_batches
-from jaxdl.data.types import Source
+from jaxdl.data.types import Feed
 from jaxdl.errors import EXIT_STOPPED, ConfigError, DataError, DivergedError
 from jaxdl.optim.masks import leaf_names
 from jaxdl.parallel.mesh import batch_shards
 from jaxdl.parallel.processes import beat, on_first, speaks, wait_for_all
 from jaxdl.precision import parse_policy
+from jaxdl.profiling.hardware import peak_flops
 from jaxdl.profiling.trace import trace_window
 from jaxdl.train import rundir
 from jaxdl.train.checkpoint import Checkpointer
@@ -51,22 +52,22 @@ collectives are queued.
 def train(
     config: Config,
     task: Task,
-    train_source: Source,
-    eval_source: Source,
+    feed: Feed,
     *,
     experiment: str,
     initial: Any = None,
+    files: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
     """Trains a task as configured, from the first or the last saved update to the end.
 
     Args:
         config: the whole run.
         task: model and loss.
-        train_source: examples to learn from.
-        eval_source: examples to evaluate on.
+        feed: examples to learn from and to evaluate on.
         experiment: name of the program, for the run's directory.
         initial: `(params, model_state)` of NumPy arrays to start from; leaves that are abstract keep their
             random values.
+        files: text by name, to be kept in the run's directory.
 
     Returns:
         The exit code: 0, or 75 if a signal stopped the run after it was saved.
@@ -77,12 +78,12 @@ def train(
         DivergedError: an update was not finite.
         CheckpointError: the run could not be saved or restored.
     """
-    program = prepare(config, task, len(train_source))
+    program = prepare(config, task, feed.examples)
     plan = program.plan
     part, parts = plan.share
     share: Any = {"process_index": part, "process_count": parts}
     multiple = batch_shards(plan.mesh) * config.parallel.parts
-    evaluation = eval_batches(eval_source, config.data, multiple_of=multiple, **share)
+    evaluation = feed.eval_batches(multiple_of=multiple, **share)
     progress = Progress() if speaks() else Progress(Path(os.devnull).open("w"))  # noqa: SIM115 - to the end
     if config.parallel.show_layout:
         progress.say(program.layout_table())
@@ -95,8 +96,8 @@ def train(
         parameters = sum(leaf.size for leaf in jax.tree.leaves(program.state.params))
         devices = plan.mesh.devices.flat
         progress.say(
-            f"{config.model.name} ({parameters:,} parameters) on {config.data.name} ({len(train_source):,} "
-            f"examples, {len(eval_source):,} to evaluate): {program.updates:,} updates of "
+            f"{config.model.name} ({parameters:,} parameters) on {config.data.name} ({feed.examples:,} "
+            f"examples, {feed.eval_examples:,} to evaluate): {program.updates:,} updates of "
             f"{config.data.batch_size} on {len(devices)} x {devices[0].device_kind}, in {directory}"
         )
         if len(devices) < jax.device_count():
@@ -126,13 +127,14 @@ def train(
                 ema = None if state.ema is None else put_over(state.ema, initial)
                 state = replace(state, params=params, model_state=model_state, ema=ema)
 
+        if speaks():
+            for name, text in files.items():
+                rundir.replace_file(directory / name, text.encode())
         if changes and speaks():
             rundir.replace_file(directory / STORED, run_yaml(config).encode())
 
         batches = stack.enter_context(
-            contextlib.closing(
-                train_batches(train_source, config.data, seed=config.seed, start=step, **share)
-            )
+            contextlib.closing(feed.train_batches(seed=config.seed, start=step, **share))
         )
         reporter = stack.enter_context(
             contextlib.closing(
@@ -143,6 +145,8 @@ def train(
                     batch_size=config.data.batch_size,
                     start=step,
                     window=record.get("window"),
+                    ranked_by=task.ranked_by,
+                    units=units_of(task, config, list(devices)),
                 )
             )
         )
@@ -166,7 +170,9 @@ def train(
                 return
             in_flight.settle()
             with reporter.pause():
-                result = evaluate(eval_step, state.evaluated, evaluation, put, lambda: bool(stop), stop.hear)
+                result = evaluate(
+                    eval_step, task.scores, state.evaluated, evaluation, put, lambda: bool(stop), stop.hear
+                )
             if result is not None:
                 reporter.evaluation_line(step, result, weights="raw" if state.ema is None else "ema")
 
@@ -248,7 +254,7 @@ def train(
         reporter.summarize(
             "done" if done else "stopped",
             parameters=parameters,
-            examples_per_epoch=len(train_source),
+            examples_per_epoch=feed.examples,
             compile_seconds=compile_seconds,
         )
         if done:
@@ -258,6 +264,22 @@ def train(
             "--resume true"
         )
         return EXIT_STOPPED
+
+
+def units_of(task: Task, config: Config, devices: Sequence[jax.Device]) -> dict[str, float]:
+    """Gives what an example is in tokens and as a share of what all devices can do in a second.
+
+    The share is the model FLOPs utilisation (Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311), of the
+    makers' peak for the policy's dtype, or of `profile.peak_tflops` where that is set.
+    """
+    work, policy = task.work(), parse_policy(config.precision.policy)
+    units = {"tokens_per_second": float(work.tokens)} if work.tokens else {}
+    tf32 = policy.matmul == "tensorfloat32"
+    peak = (config.profile.peak_tflops or 0.0) * 1e12
+    peak = peak or peak_flops(devices[0].device_kind, policy.compute, tf32=tf32) or 0.0
+    if work.flops and peak:
+        units["mfu"] = work.flops / (peak * len(devices))
+    return units
 
 
 def put_over(fresh: Any, given: Any) -> Any:

@@ -13,13 +13,14 @@ from typing import Any
 
 import jax
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxdl.commandline.programs import table
 from jaxdl.config import Config
 from jaxdl.data.loader import updates_in
 from jaxdl.errors import ConfigError
 from jaxdl.optim.build import build_optimizer
+from jaxdl.optim.masks import LayerAxes, path_name, unstacked
 from jaxdl.optim.schedules import build_schedule
 from jaxdl.parallel.jit import JitPlan, refuse_offload
 from jaxdl.parallel.layout import Layout, rows
@@ -67,6 +68,16 @@ class Program:
         """Writes how each parameter is divided."""
         head = ["parameter", "shape", "mesh axis by dimension", "bytes on a device"]
         return table(head, rows(self.state.params, self.state.opt_state))
+
+
+def stacked_layers(task: Task) -> LayerAxes:
+    """Tells which parameters of a task are stacks of layers: those whose first axis is named `layers`."""
+    axes = task.axes()
+    if axes is None:
+        return unstacked
+    named = jax.tree_util.tree_leaves_with_path(axes[0], is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
+    stacked = {path_name(path) for path, names in named if tuple(names)[:1] == ("layers",)}
+    return lambda path: int(path in stacked)
 
 
 def make_plan(config: Config, mesh: Mesh, task: Task) -> tuple[Plan, Replicas]:
@@ -124,7 +135,7 @@ def prepare(config: Config, task: Task, examples: int, *, devices: list[Any] | N
     schedule = build_schedule(
         config.optimizer, batch_size=batch_size, updates=updates, updates_per_epoch=updates_per_epoch
     )
-    optimizer = build_optimizer(config.optimizer, schedule)
+    optimizer = build_optimizer(config.optimizer, schedule, layer_axes=stacked_layers(task))
     mesh = make_mesh(config.parallel, batch_size=batch_size, accumulate=accumulate, devices=devices)
     if devices is None:
         refuse_offload(config.memory, mesh)

@@ -8,7 +8,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -71,12 +71,13 @@ class Follower:
 
     Attributes:
         window: nothing.
-        scores: accuracy by step of every evaluation so far.
+        scores: the metric that evaluations are ranked by, by step of every one so far.
     """
 
-    def __init__(self, scores: dict[int, float]) -> None:
+    def __init__(self, scores: dict[int, float], ranked_by: str) -> None:
         self.window: dict[str, float] = {}
         self.scores = scores
+        self._ranked_by = ranked_by
 
     def pause(self) -> contextlib.AbstractContextManager[None]:
         """Does nothing, like all that follows but for `evaluation_line`, which notes the score."""
@@ -94,7 +95,7 @@ class Follower:
 
     def evaluation_line(self, step: int, values: dict[str, float], weights: str) -> None:
         """See `Reporter`."""
-        self.scores[step] = values["accuracy"]
+        self.scores[step] = values[self._ranked_by]
 
     def summarize(self, status: str, **values: Any) -> None:
         """See `Reporter`."""
@@ -116,10 +117,12 @@ class Reporter:
         batch_size: examples per update.
         start: updates already made; later lines of an earlier attempt are removed.
         window: `window` of the reporter that made the first `start` updates.
+        ranked_by: the metric of evaluations that says which is best; more is better.
+        units: what an example is in other units, by the names of rates, as `tokens_per_second`.
 
     Attributes:
         window: sums over the updates since the last training line.
-        scores: accuracy by step of every evaluation so far.
+        scores: the metric `ranked_by` by step of every evaluation so far.
     """
 
     def __init__(
@@ -131,14 +134,17 @@ class Reporter:
         batch_size: int,
         start: int,
         window: dict[str, float] | None,
+        ranked_by: str,
+        units: Mapping[str, float],
     ) -> None:
+        self._ranked_by, self._units = ranked_by, units
         self.window = window or dict.fromkeys(("updates", "loss", "gradient_norm"), 0.0)
         self._directory, self._progress = directory, progress
         self._updates, self._batch_size, self._step = updates, batch_size, start
         self._lines = MetricsFile(directory / "metrics.jsonl")
         self._lines.truncate_after(start)
         evaluations = [line for line in self._lines.read() if line["split"] == "eval"]
-        self.scores = {line["step"]: float(line["accuracy"]) for line in evaluations}
+        self.scores = {line["step"]: float(line[ranked_by]) for line in evaluations}
         self._evaluation = evaluations[-1] if evaluations else None
         self._events = _rewrite_events(directory / "events", self._lines)
         self._learning_rate = math.nan
@@ -182,6 +188,7 @@ class Reporter:
             "gradient_norm": self.window["gradient_norm"] / applied,
             **self._scaling,
             "examples_per_second": self._rate,
+            **{name: self._rate * size for name, size in self._units.items()},
             "input_wait": self._input_wait / seconds,
         }
         self.window = dict.fromkeys(self.window, 0.0)
@@ -192,13 +199,13 @@ class Reporter:
     def evaluation_line(self, step: int, values: dict[str, float], weights: str) -> None:
         """Writes the result of an evaluation; `weights` says whether of the raw or the averaged ones."""
         self._evaluation = {"step": step, **values, "weights": weights}
-        self.scores[step] = values["accuracy"]
+        self.scores[step] = values[self._ranked_by]
         self._write(step, "eval", values | {"weights": weights})
         shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "count")
         self._progress.say(f"step {step}/{self._updates}  eval  {shown}  ({values['count']:,} examples)")
 
     def best_step(self, among: Iterable[int]) -> int | None:
-        """Gives the step of the highest accuracy among some steps, the earliest of equals."""
+        """Gives the step of the best evaluation among some steps, the earliest of equals."""
         scored = [step for step in among if not math.isnan(self.scores.get(step, math.nan))]
         return max(scored, key=lambda step: (self.scores[step], -step), default=None)
 
@@ -210,14 +217,14 @@ class Reporter:
             "step": self._step,
             "updates": self._updates,
             "evaluation": self._evaluation,
-            "best": None if best is None else {"step": best, "accuracy": self.scores[best]},
+            "best": None if best is None else {"step": best, self._ranked_by: self.scores[best]},
             "examples_per_second": self._median_rate(),
             "peak_memory_bytes": peak_memory(),
             **values,
         }
         write_summary(self._directory / "summary.json", summary)
         if best is not None:
-            self._progress.say(f"best accuracy {self.scores[best]:.4f} after update {best}")
+            self._progress.say(f"best {self._ranked_by} {self.scores[best]:.4f} after update {best}")
         self._progress.say(f"{status} after update {self._step}; everything is in {self._directory}")
 
     def sync(self) -> None:
@@ -247,22 +254,27 @@ class Reporter:
         return f"{text}  {self._rate:,.1f} examples/s  {left} left"
 
 
-def open_reporter(directory: Path, progress: Progress, **settings: Any) -> Reporter | Follower:
+def open_reporter(
+    directory: Path, progress: Progress, *, ranked_by: str, **settings: Any
+) -> Reporter | Follower:
     """Makes this process's reporter; process 0 alone writes.
 
     Args:
         directory: the run's directory.
         progress: where a person reads along.
+        ranked_by: see `Reporter`.
         settings: further arguments of `Reporter`.
     """
     reporter: list[Reporter] = []
 
     def scores() -> dict[str, float]:
-        reporter.append(Reporter(directory, progress, **settings))
+        reporter.append(Reporter(directory, progress, ranked_by=ranked_by, **settings))
         return {str(step): score for step, score in reporter[0].scores.items()}
 
     known = on_first(scores)
-    return reporter[0] if reporter else Follower({int(step): score for step, score in known.items()})
+    if reporter:
+        return reporter[0]
+    return Follower({int(step): score for step, score in known.items()}, ranked_by)
 
 
 def peak_memory() -> int:

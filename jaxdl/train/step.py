@@ -68,6 +68,7 @@ class TrainStep:
             update. Where the batch has a bool `stop` [batch], `stop` counts those
             that are true.
         """
+        batch = self.task.weigh(batch, self.replicas.total)
         keys = self.keys(state, self.replicas.positions(examples_in(batch)))
         with matmul_precision(self.precision):
             gradients, loss, model_state = self.mean_gradients(state, batch, keys)

@@ -1,12 +1,16 @@
 """What is trained: a model together with its loss, as pure functions of arrays."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import linen as nn
+from numpy.typing import NDArray
 
 from jaxdl.data.transforms import normalize
 from jaxdl.errors import ConfigError
@@ -15,8 +19,30 @@ from jaxdl.parallel.pipeline.chain import Link
 Batch = dict[str, jax.Array]
 
 
+@dataclass(frozen=True)
+class Work:
+    """What it takes to train on one example.
+
+    Attributes:
+        tokens: how many it has; 0 where that is no measure.
+        flops: floating-point operations of the model, forward and backward, without what is computed again;
+            0 where nobody has counted them.
+    """
+
+    tokens: int = 0
+    flops: float = 0.0
+
+
 class Task(Protocol):
-    """A model and its loss. Sums, not means, so that micro-batches of unequal weight add up exactly."""
+    """A model and its loss. Sums, not means, so that micro-batches of unequal weight add up exactly.
+
+    Tasks inherit from it, for what has a body here.
+
+    Attributes:
+        ranked_by: the metric that says which of several evaluations is best; more is better.
+    """
+
+    ranked_by: ClassVar[str] = "accuracy"
 
     def init(self, key: jax.Array) -> tuple[Any, Any]:
         """Gives the initial `(params, model_state)`."""
@@ -26,6 +52,16 @@ class Task(Protocol):
 
         None: they have no names, so tensor parallelism divides nothing.
         """
+
+    def weigh(self, batch: Batch, total: Callable[[jax.Array], jax.Array]) -> Batch:
+        """Adds to a batch, before it is divided into micro-batches, what its loss needs to know of the whole.
+
+        Args:
+            batch: all examples that one copy of the step has.
+            total: sums over all copies.
+        """
+        del total
+        return batch
 
     def loss(
         self, params: Any, model_state: Any, batch: Batch, keys: jax.Array
@@ -39,7 +75,22 @@ class Task(Protocol):
         """
 
     def evaluate(self, params: Any, model_state: Any, batch: Batch) -> dict[str, jax.Array]:
-        """Gives each example's metrics as float32 arrays of shape [batch]; `loss` is one of them."""
+        """Gives of each example, as arrays of shape [batch], what `scores` makes the metrics of."""
+
+    def scores(self, columns: dict[str, NDArray[np.float64]]) -> dict[str, float]:
+        """Gives the metrics of all examples; `loss` and mostly `accuracy` are among them.
+
+        Args:
+            columns: what `evaluate` gave of each example, in their order.
+
+        Returns:
+            Here: the mean of each.
+        """
+        return {name: math.fsum(column) / len(column) for name, column in columns.items()}
+
+    def work(self) -> Work:
+        """Counts what it takes to train on one example."""
+        return Work()
 
     def example(self, examples: int) -> Batch:
         """Gives the shapes of a batch of some examples, as `jax.ShapeDtypeStruct`s."""
@@ -49,7 +100,7 @@ class Task(Protocol):
 
 
 @dataclass(frozen=True)
-class Classification:
+class Classification(Task):
     """Image classification with softmax cross-entropy.
 
     Attributes:

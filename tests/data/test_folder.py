@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxdl.config import DataConfig
+from jaxdl.config import ImageDataConfig
 from jaxdl.data.images import decode_image, printable
 from jaxdl.data.sources import open_source
 from jaxdl.errors import DataError
@@ -35,7 +35,7 @@ def write(root, *names, data=None):
 
 
 def folder(root, split="train"):
-    return open_source(DataConfig(name="image_folder", dir=str(root)), split)
+    return open_source(ImageDataConfig(name="image_folder", dir=str(root)), split)
 
 
 def near(image, colour, tolerance=40):

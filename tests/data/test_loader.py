@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from jaxdl.config import DataConfig
+from jaxdl.config import ImageDataConfig
 from jaxdl.data.loader import eval_batches, round_up, train_batches, updates_in
 from jaxdl.data.types import Source
 from jaxdl.errors import ConfigError, DataError
@@ -29,7 +29,7 @@ def numbered(length=N, *, bad=None, same=False, augment="none"):
 
 
 def config(batch=4, workers=0, augment="auto", **other):
-    return DataConfig(batch_size=batch, workers=workers, augment=augment, image_size=SIZE, **other)
+    return ImageDataConfig(batch_size=batch, workers=workers, augment=augment, image_size=SIZE, **other)
 
 
 def take(batches, count):
@@ -106,7 +106,7 @@ def test_copies_of_one_image_are_augmented_differently(augment):
     source = numbered(8, same=True)
 
     def epochs(workers):
-        settings = DataConfig(batch_size=8, workers=workers, augment=augment, image_size=32)
+        settings = ImageDataConfig(batch_size=8, workers=workers, augment=augment, image_size=32)
         return [batch["image"] for batch in take(train_batches(source, settings, seed=1), 2)]
 
     first, second = epochs(0)

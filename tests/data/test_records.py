@@ -11,7 +11,7 @@ import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from jaxdl.config import DataConfig
+from jaxdl.config import ImageDataConfig
 from jaxdl.data.loader import train_batches
 from jaxdl.data.sources import open_source
 from jaxdl.errors import ConfigError, DataError
@@ -80,7 +80,7 @@ def copy(root, tmp_path):
 
 
 def config(directory, dataset="pictures", **other):
-    return DataConfig(name="tfds", dir=str(directory), dataset=dataset, image_size=8, **other)
+    return ImageDataConfig(name="tfds", dir=str(directory), dataset=dataset, image_size=8, **other)
 
 
 def check(source, count):

@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from jaxdl.config import DataConfig
+from jaxdl.config import ImageDataConfig
 from jaxdl.data.loader import eval_batches, train_batches
 from jaxdl.data.sources import SOURCES, open_source
 from jaxdl.data.types import Source
@@ -30,11 +30,11 @@ def fashion(tmp_path, *, images=None, labels=None, prefix="train", suffix=""):
     ):
         path = tmp_path / f"{prefix}-{name}-ubyte{suffix}"
         path.write_bytes(gzip.compress(content) if suffix else content)
-    return DataConfig(name="fashion_mnist", dir=str(tmp_path), image_size=28)
+    return ImageDataConfig(name="fashion_mnist", dir=str(tmp_path), image_size=28)
 
 
 def test_every_configurable_source_opens():
-    names = DataConfig.__dataclass_fields__["name"].type.__args__
+    names = ImageDataConfig.__dataclass_fields__["name"].type.__args__
     assert set(SOURCES) == set(names)
 
 
@@ -43,11 +43,11 @@ def test_every_configurable_source_opens():
 def test_empty_or_missing_directory(name, split, tmp_path):
     for directory in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(DataError, match=str(directory)):
-            open_source(DataConfig(name=name, dir=str(directory), dataset="x"), split)
+            open_source(ImageDataConfig(name=name, dir=str(directory), dataset="x"), split)
 
 
 def test_digits():
-    config = DataConfig(name="digits", image_size=8)
+    config = ImageDataConfig(name="digits", image_size=8)
     train, held_out = open_source(config, "train"), open_source(config, "eval")
     assert (len(train), len(held_out)) == (1437, 360)
     assert (train.num_classes, train.augment, train.class_names) == (10, "shift", tuple("0123456789"))
@@ -135,7 +135,7 @@ def test_damaged_gzip(tmp_path, damage):
 
 @pytest.mark.parametrize("size", [5, 32])
 def test_synthetic(size):
-    config = DataConfig(name="synthetic", image_size=size, synthetic_examples=18, synthetic_classes=3)
+    config = ImageDataConfig(name="synthetic", image_size=size, synthetic_examples=18, synthetic_classes=3)
     train, held_out = open_source(config, "train"), open_source(config, "eval")
     assert (len(train), len(held_out), train.num_classes, train.augment) == (18, 5, 3, "none")
     assert [train[i]["label"] for i in range(6)] == [0, 1, 2, 0, 1, 2]
@@ -146,7 +146,7 @@ def test_synthetic(size):
 
 
 def test_synthetic_can_be_learnt():
-    config = DataConfig(name="synthetic", image_size=16, synthetic_examples=40, synthetic_classes=4)
+    config = ImageDataConfig(name="synthetic", image_size=16, synthetic_examples=40, synthetic_classes=4)
     train, held_out = open_source(config, "train"), open_source(config, "eval")
     means = np.stack([np.mean([train[i]["image"] for i in range(c, 40, 4)], axis=0) for c in range(4)])
     for i in range(len(held_out)):
@@ -163,7 +163,7 @@ def test_label_out_of_range_is_found_at_the_example(label):
 
 
 def test_digits_through_the_loader():
-    config = DataConfig(name="digits", image_size=8, batch_size=50, eval_batch_size=100, workers=1)
+    config = ImageDataConfig(name="digits", image_size=8, batch_size=50, eval_batch_size=100, workers=1)
     batches = train_batches(open_source(config, "train"), config, seed=0)
     images = np.concatenate([batch["image"] for batch in itertools.islice(batches, 3)])
     batches.close()

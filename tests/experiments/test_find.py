@@ -8,6 +8,7 @@ import pytest
 
 from experiments import find
 from jaxdl import commandline
+from jaxdl.config import ImageConfig
 from jaxdl.errors import ConfigError
 from jaxdl.planning.batch_size import Need, Plan, Trial
 from jaxdl.planning.isolated import Killed
@@ -162,7 +163,7 @@ def answers(monkeypatch, tmp_path):
         flags = ["batch_size", "--trial", "true"] if trials else ["batch_size"]
         arguments, _ = find.parse(flags)
         batch_size = f"--data.batch_size={planned.configured.batch}"
-        config = commandline.parse("", ["--train.steps=1", batch_size, f"--workdir={tmp_path}"])
+        config = commandline.parse("", ["--train.steps=1", batch_size, f"--workdir={tmp_path}"], ImageConfig)
         try:
             code = find.find_batch_size(config, arguments)
         except ConfigError as error:
@@ -213,6 +214,6 @@ def test_where_nothing_fits_the_answer_is_an_error_that_says_what_to_try(answers
 
 
 def test_a_curve_that_tells_nothing_is_drawn_all_the_same():
-    config = commandline.parse("", ["--train.steps=1"])
+    config = commandline.parse("", ["--train.steps=1"], ImageConfig)
     empty = {"learning_rates": [], "losses": [], "smoothed_losses": [], "from": 1e-6, "to": 10.0}
     assert find.chart(empty | {"suggestion": None, "minimum_tenth": None}, config).startswith(b"\x89PNG")

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from jaxdl.commandline import parse
+from jaxdl.config import ImageConfig
 from jaxdl.data.loader import train_batches
 from jaxdl.data.sources import open_source
 from tests.experiments.processes import lines, parameters, run, summary
@@ -41,7 +42,7 @@ class Images:
                 path = directory / split / "ab"[shade % 2] / f"{shade}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(np.full((8, 8, 3), shade, np.uint8)).save(path)
-        config = parse("", flags(directory))
+        config = parse("", flags(directory), ImageConfig)
         batches = train_batches(open_source(config.data, "train"), config.data, seed=config.seed)
         self.order = [
             int(image[0, 0, 0]) for batch in itertools.islice(batches, 4) for image in batch["image"]

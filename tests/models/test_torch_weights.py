@@ -15,7 +15,8 @@ from flax import linen as nn
 from torch.nn import functional
 
 from jaxdl import models
-from jaxdl.config import Config, DataConfig, OptimizerConfig, TrainConfig
+from jaxdl.config import ImageConfig, ImageDataConfig, OptimizerConfig, TrainConfig
+from jaxdl.data.loader import ImageFeed
 from jaxdl.data.sources import open_source
 from jaxdl.errors import CheckpointError, ConfigError
 from jaxdl.models.torch_weights import load_torch_weights
@@ -245,8 +246,8 @@ def test_a_directory_is_no_file(tmp_path):
 def test_a_run_starts_from_the_weights_with_a_fresh_head(tmp_path, tiny):
     """Parameters and averages, on eight devices; the rate is so small that the update changes nothing."""
     path = write(tiny, tmp_path / "weights.npz")
-    config = Config(
-        data=DataConfig(image_size=8, batch_size=16, eval_batch_size=360, workers=0),
+    config = ImageConfig(
+        data=ImageDataConfig(image_size=8, batch_size=16, eval_batch_size=360, workers=0),
         optimizer=OptimizerConfig(
             learning_rate=1e-30, weight_decay=0, warmup_epochs=0, schedule="constant", ema_decay=0.9
         ),
@@ -257,7 +258,8 @@ def test_a_run_starts_from_the_weights_with_a_fresh_head(tmp_path, tiny):
     task = Classification(tiny_model(classes=10), 8, source.mean, source.std)
     shapes = jax.eval_shape(lambda: task.init(jax.random.key(0)))
     initial = load_torch_weights(path, shapes)
-    assert train(config, task, source, evaluation, experiment="test", initial=initial) == 0
+    feed = ImageFeed(config.data, source, evaluation)
+    assert train(config, task, feed, experiment="test", initial=initial) == 0
 
     wanted = prepare(config, task, len(source)).state
     state = Checkpointer(tmp_path / "run" / "checkpoints", keep=1).restore(wanted).state

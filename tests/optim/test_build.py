@@ -9,7 +9,7 @@ from flax import linen as nn
 from pydantic import ValidationError
 
 from jaxdl.commandline.schema import options
-from jaxdl.config import EPSILON, OptimizerConfig
+from jaxdl.config import EPSILON, Config, OptimizerConfig
 from jaxdl.models import ResNet
 from jaxdl.optim.build import build_optimizer
 from jaxdl.optim.masks import decay_mask, leaf_names
@@ -120,7 +120,7 @@ def test_epsilon_is_the_published_one_unless_given(name, expected):
 
 
 def test_help_names_the_epsilons():
-    words = options()["optimizer.epsilon"]["description"]
+    words = options(Config)["optimizer.epsilon"]["description"]
     assert {name.lower(): float(value) for value, name in re.findall(r"(1e-\d+) for (\w+)", words)} == EPSILON
 
 

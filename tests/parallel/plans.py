@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from experiments import subjects
 from experiments.tagging import Tagging
-from jaxdl.config import Config, DataConfig, MemoryConfig, ParallelConfig, TrainConfig
+from jaxdl.config import ImageConfig, ImageDataConfig, MemoryConfig, ParallelConfig, TrainConfig
 from jaxdl.models import BatchNormScope, ResNet
 from jaxdl.models.circular import Circular
 from jaxdl.models.transformer import Encoder
@@ -33,7 +33,7 @@ def jit_plan(mesh: Mesh, *, offload_optimizer: bool = False) -> JitPlan:
     return JitPlan(mesh, Layout(Rules(dict(mesh.shape))), offload_optimizer)
 
 
-def encoder(config: Config, *, width: int = 64) -> Tagging:
+def encoder(config: ImageConfig, *, width: int = 64) -> Tagging:
     """Four encoder layers with dropout."""
     parallel, pipeline = config.parallel, None
     if parallel.circular:
@@ -45,7 +45,7 @@ def encoder(config: Config, *, width: int = 64) -> Tagging:
     )
 
 
-def resnet(config: Config, *, width: int = 16) -> Classification:
+def resnet(config: ImageConfig, *, width: int = 16) -> Classification:
     """A ResNet of two bottleneck blocks."""
     parallel = config.parallel
     scope = BatchNormScope(parallel.batch_norm_groups)
@@ -56,9 +56,9 @@ def resnet(config: Config, *, width: int = 16) -> Classification:
 TASKS = {"encoder": encoder, "resnet": resnet}
 
 
-def configuration(*, accumulate: int = 1, **parallel: Any) -> Config:
-    return Config(
-        data=DataConfig(batch_size=BATCH),
+def configuration(*, accumulate: int = 1, **parallel: Any) -> ImageConfig:
+    return ImageConfig(
+        data=ImageDataConfig(batch_size=BATCH),
         parallel=ParallelConfig(**parallel),
         memory=MemoryConfig(accumulate=accumulate),
         train=TrainConfig(steps=5),
@@ -77,7 +77,7 @@ class Run:
 
     @classmethod
     def of(
-        cls, name: str, config: Config, optimizer: Any = SGD, *, devices: Any = None, **settings: Any
+        cls, name: str, config: ImageConfig, optimizer: Any = SGD, *, devices: Any = None, **settings: Any
     ) -> "Run":
         task = TASKS[name](config, **settings)
         mesh = make_mesh(
@@ -111,7 +111,7 @@ class Run:
         return losses, state
 
 
-def trained(name: str, config: Config, **settings: Any) -> tuple[Any, list[float], Any]:
+def trained(name: str, config: ImageConfig, **settings: Any) -> tuple[Any, list[float], Any]:
     """The initial parameters, the losses of five updates and the last parameters and statistics."""
     run = Run.of(name, config, **settings)
     state = run.start()
@@ -125,7 +125,7 @@ def fetch(tree: Any) -> Any:
     return jax.device_get(tree) if jax.process_count() == 1 else process_allgather(tree, tiled=True)
 
 
-def sequential(config: Config) -> Config:
+def sequential(config: ImageConfig) -> ImageConfig:
     """The run on one device that a run is to agree with: as many micro-batches, and as many groups."""
     parallel = config.parallel
     shards = jax.device_count() if parallel.batch_norm == "local" else None

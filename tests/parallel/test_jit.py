@@ -13,12 +13,13 @@ from jaxdl.parallel.jit import refuse_offload
 from jaxdl.parallel.mesh import make_mesh
 from jaxdl.train.state import init_state
 from jaxdl.train.step import TrainStep
+from jaxdl.train.task import Task
 from tests.parallel.plans import jit_plan
 
 RATE = 0.1
 
 
-class Regression:
+class Regression(Task):
     """The mean square of what a matrix makes of the batch."""
 
     def init(self, key):

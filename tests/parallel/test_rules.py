@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxdl.commandline import parse
-from jaxdl.config import ParallelConfig
+from jaxdl.config import ImageConfig, ParallelConfig
 from jaxdl.errors import ConfigError
 from jaxdl.parallel.layout import rows
 from jaxdl.parallel.mesh import make_mesh
@@ -79,9 +79,11 @@ def test_the_command_line_takes_what_a_message_advises():
     with pytest.raises(ConfigError) as refused:
         rules(fsdp=8).spec("some/kernel", (99, 99), ("embed", "mlp"))
     flags = shlex.split("--parallel.layout " + str(refused.value).split("--parallel.layout ")[1])
-    config = parse("", ["--train.steps", "1", *flags, "--parallel.fsdp", "8"])
+    config = parse("", ["--train.steps", "1", *flags, "--parallel.fsdp", "8"], ImageConfig)
     assert config.parallel.layout == ("some/kernel=- -",)
-    two = parse("", ["--train.steps", "1", "--parallel.layout", "a/kernel=fsdp -, */b=- tensor -"])
+    two = parse(
+        "", ["--train.steps", "1", "--parallel.layout", "a/kernel=fsdp -, */b=- tensor -"], ImageConfig
+    )
     assert two.parallel.layout == ("a/kernel=fsdp -", "*/b=- tensor -")
 
 

@@ -6,17 +6,18 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxdl.config import Config, DataConfig, MemoryConfig, ParallelConfig, TrainConfig
+from jaxdl.config import ImageConfig, ImageDataConfig, MemoryConfig, ParallelConfig, TrainConfig
 from jaxdl.data.sources import open_source
 from jaxdl.errors import ConfigError
 from jaxdl.planning.batch_size import fitting_accumulation, largest, need, plan_batch_size, try_step
 from jaxdl.planning.isolated import in_own_process
+from jaxdl.train.task import Task
 
 MIB = 2**20
 
 
 @dataclass(frozen=True)
-class Hungry:
+class Hungry(Task):
     """A model that takes memory in proportion to the batch: a sorted copy of its parameters an example."""
 
     width: int = MIB // 4
@@ -38,8 +39,8 @@ class Hungry:
 
 
 def config(batch=16, accumulate=1, devices=1, **data):
-    return Config(
-        data=DataConfig(
+    return ImageConfig(
+        data=ImageDataConfig(
             name="synthetic", synthetic_classes=2, image_size=8, batch_size=batch, workers=0, **data
         ),
         memory=MemoryConfig(accumulate=accumulate),

@@ -6,11 +6,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdl.config import Config, DataConfig, OptimizerConfig, ParallelConfig, PrecisionConfig, TrainConfig
+from jaxdl.config import (
+    ImageConfig,
+    ImageDataConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    PrecisionConfig,
+    TrainConfig,
+)
 from jaxdl.data.loader import train_batches
 from jaxdl.data.sources import open_source
 from jaxdl.train.finders import range_program, range_test, smoothed, smoothing_over, suggest
 from jaxdl.train.program import prepare
+from jaxdl.train.task import Task
 
 FIRST, LAST = 1e-6, 10.0
 
@@ -114,7 +122,7 @@ def test_updates_that_the_loss_scale_skips_are_made_up_for_unless_there_is_no_en
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(Task):
     """A linear classifier of the digits' pixels."""
 
     def init(self, key):
@@ -133,8 +141,8 @@ class Linear:
         raise NotImplementedError
 
 
-CONFIG = Config(
-    data=DataConfig(name="digits", image_size=8, batch_size=64, workers=0),
+CONFIG = ImageConfig(
+    data=ImageDataConfig(name="digits", image_size=8, batch_size=64, workers=0),
     optimizer=OptimizerConfig(name="adamw", learning_rate=0.3, warmup_epochs=0),
     parallel=ParallelConfig(data=2),
     train=TrainConfig(steps=5),

@@ -12,7 +12,8 @@ import pytest
 from flax import linen as nn
 
 from jaxdl.commandline import parse
-from jaxdl.data.loader import train_batches
+from jaxdl.config import ImageConfig
+from jaxdl.data.loader import ImageFeed, train_batches
 from jaxdl.data.sources import open_source
 from jaxdl.errors import ConfigError, DataError, DivergedError
 from jaxdl.train.loop import train
@@ -26,7 +27,9 @@ def configure(workdir, *flags):
     """The test preset on 40 generated images: two and a half batches an epoch."""
     generated = ["--data.name=synthetic", "--data.synthetic_examples=40", "--data.synthetic_classes=4"]
     preset = str(ROOT / "configs" / "resnet50" / "test.yaml")
-    return parse("", ["--config", preset, *generated, "--workdir", str(workdir), *map(str, flags)])
+    return parse(
+        "", ["--config", preset, *generated, "--workdir", str(workdir), *map(str, flags)], ImageConfig
+    )
 
 
 class Linear(nn.Module):
@@ -59,7 +62,7 @@ def run(config, task, train_source=None, eval_source=None):
     train_source = train_source or open_source(config.data, "train")
     eval_source = eval_source or open_source(config.data, "eval")
     with jax.numpy_dtype_promotion("standard"):  # of integers and floats, by optax's schedules
-        return train(config, task, train_source, eval_source, experiment="test")
+        return train(config, task, ImageFeed(config.data, train_source, eval_source), experiment="test")
 
 
 def evaluated(workdir):
@@ -158,6 +161,8 @@ def test_a_run_that_cannot_read_its_first_batch_says_so_and_goes_on_once_it_is_m
 
 @pytest.mark.parametrize("epochs", ["1e300", "1.7e308"])
 def test_more_epochs_than_can_be_counted_are_refused(epochs):
-    config = parse("", ["--config", str(ROOT / "configs/resnet50/test.yaml"), "--train.epochs", epochs])
+    config = parse(
+        "", ["--config", str(ROOT / "configs/resnet50/test.yaml"), "--train.epochs", epochs], ImageConfig
+    )
     with pytest.raises(ConfigError, match=r"^train\.epochs: .*than the step counter holds"):
         prepare(config, Watched(), 1437)

@@ -12,12 +12,12 @@ from jaxdl.parallel.mesh import make_mesh
 from jaxdl.precision import init_loss_scale
 from jaxdl.train.state import init_state
 from jaxdl.train.step import TrainStep
-from jaxdl.train.task import Classification
+from jaxdl.train.task import Classification, Task
 from tests.parallel.plans import jit_plan
 
 
 @dataclass(frozen=True)
-class Weighted:
+class Weighted(Task):
     """Least squares in which every example carries its own weight."""
 
     def init(self, key):
@@ -234,7 +234,7 @@ def test_the_scale_leaves_no_trace_in_float32_gradients():
 
 def test_master_weights_add_up_updates_that_bfloat16_loses():
     @dataclass(frozen=True)
-    class Constant:
+    class Constant(Task):
         dtype: object
 
         def init(self, key):

@@ -7,17 +7,34 @@ Example `p` of a run lies in epoch `p // N`, and its index is that epoch's permu
 import math
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import grain
 import numpy as np
 
+from jaxdl.config import DataConfig
 from jaxdl.data.loader import ENDLESS, batches_of, require_shares, round_up
-from jaxdl.data.text.pretraining import PretrainingSource
 from jaxdl.data.types import Batch
 
 
+class Texts(Protocol):
+    """Examples of text by index."""
+
+    def __len__(self) -> int:
+        """Number of examples."""
+
+    def example(self, index: int, epoch: int, seed: int) -> Batch:
+        """Makes one example; a function of its arguments alone.
+
+        Args:
+            index: of the example, in 0 ... len - 1.
+            epoch: from 0; whatever is drawn is another in another.
+            seed: at least 0.
+        """
+
+
 def train_batches(
-    source: PretrainingSource,
+    source: Texts,
     *,
     batch_size: int,
     seed: int,
@@ -38,7 +55,7 @@ def train_batches(
         process_count: processes that share each batch: each takes a contiguous part, in their order.
 
     Returns:
-        Generator of the arrays of `PretrainingSource.example`, with B / process_count of each in front.
+        Generator of the arrays of `Texts.example`, with B / process_count of each in front.
 
     Raises:
         ConfigError: the processes cannot share the batch evenly.
@@ -78,7 +95,7 @@ class EvalBatches:
         process_count: processes that share each batch, each a contiguous part.
     """
 
-    source: PretrainingSource
+    source: Texts
     batch_size: int
     workers: int = 2
     process_index: int = 0
@@ -105,18 +122,41 @@ class EvalBatches:
         )
 
 
-def eval_batches(
-    source: PretrainingSource,
-    *,
-    batch_size: int,
-    multiple_of: int = 1,
-    workers: int = 2,
-    process_index: int = 0,
-    process_count: int = 1,
-) -> EvalBatches:
-    """Returns evaluation batches, their size a multiple of `multiple_of` and `process_count`."""
-    size = round_up(batch_size, math.lcm(multiple_of, process_count))
-    return EvalBatches(source, size, workers, process_index, process_count)
+@dataclass(frozen=True)
+class TextFeed:
+    """Texts to train on and to evaluate on; see `jaxdl.data.types.Feed`.
+
+    Attributes:
+        config: `batch_size`, `eval_batch_size` and `workers` are used.
+        train: those to train on.
+        evaluation: those to evaluate on.
+    """
+
+    config: DataConfig
+    train: Texts
+    evaluation: Texts
+
+    @property
+    def examples(self) -> int:
+        """See `Feed.examples`."""
+        return len(self.train)
+
+    @property
+    def eval_examples(self) -> int:
+        """See `Feed.eval_examples`."""
+        return len(self.evaluation)
+
+    def train_batches(self, *, seed: int, start: int = 0, **share: int) -> Generator[Batch, None, None]:
+        """See `Feed.train_batches`."""
+        config = self.config
+        settings = {"batch_size": config.batch_size, "workers": config.workers, "start": start}
+        return train_batches(self.train, seed=seed, **settings, **share)
+
+    def eval_batches(self, *, multiple_of: int = 1, process_count: int = 1, **share: int) -> EvalBatches:
+        """See `Feed.eval_batches`."""
+        config = self.config
+        size = round_up(config.eval_batch_size, math.lcm(multiple_of, process_count))
+        return EvalBatches(self.evaluation, size, config.workers, process_count=process_count, **share)
 
 
 def _zeros(example: Batch) -> Batch:

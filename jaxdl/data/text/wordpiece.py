@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +81,32 @@ class WordPiece:
         """
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Returns the numbers of each text's pieces, as `encode`, and where they are in the text.
+
+        A place is the piece's first character and the one after its last, in the text as it was before
+        lower-casing and the like: `text[first:last]` reads a piece back as it was written. Combining
+        accents are a part of the piece before them, also where the vocabulary has none.
+        """
+        # Not the fast way of `encode`: all its places are 0.
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [
+            (encoding.ids, _with_accents(text, encoding.offsets))
+            for text, encoding in zip(texts, encodings, strict=True)
+        ]
+
+
+def _with_accents(text: str, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Extends places over the combining accents that follow them, which stripping left in none."""
+    extended = []
+    limits = [*(start for start, _ in places), len(text)][1:]
+    for (start, end), limit in zip(places, limits, strict=True):
+        after = end
+        while after < limit and unicodedata.category(text[after]) == "Mn":
+            after += 1
+        extended.append((start, after))
+    return extended
 
 
 def sentences(document: str) -> list[str]:

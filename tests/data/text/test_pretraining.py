@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxdl.data.text.batches import eval_batches, train_batches
+from jaxdl.config import DataConfig
+from jaxdl.data.text.batches import EvalBatches, TextFeed, train_batches
 from jaxdl.data.text.pretraining import chosen_documents, open_tokenizer, pretraining_source
 from jaxdl.errors import ConfigError, DataError
 from tests.data.text.corpora import documents_of, texts
@@ -145,7 +146,7 @@ def test_processes_that_cannot_share(source):
 @pytest.mark.parametrize("mode", MODES)
 def test_evaluation_sees_every_example_once(source, mode):
     examples = source(mode)
-    batches = eval_batches(examples, batch_size=7, multiple_of=8)
+    batches = TextFeed(DataConfig(eval_batch_size=7), examples, examples).eval_batches(multiple_of=8)
     assert (batches.batch_size, len(batches)) == (8, -(-len(examples) // 8))
     seen, again = list(batches), list(batches)
     assert len(seen) == len(batches)
@@ -163,7 +164,7 @@ def test_evaluation_sees_every_example_once(source, mode):
 def test_a_batch_whose_part_is_all_padding(source):
     examples = source()
     last = list(
-        eval_batches(examples, batch_size=2 * len(examples), workers=0, process_index=1, process_count=2)
+        EvalBatches(examples, 2 * len(examples), workers=0, process_index=1, process_count=2)
     )
     assert len(last) == 1
     assert not any(value.any() for value in last[0].values())

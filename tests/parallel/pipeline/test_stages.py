@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxdl.config import Config, PrecisionConfig
+from jaxdl.config import ImageConfig, PrecisionConfig
 from jaxdl.errors import ConfigError
 from jaxdl.optim.build import build_optimizer
 from jaxdl.precision import init_loss_scale
@@ -84,8 +84,8 @@ def test_a_bad_micro_batch_skips_the_update_in_all_stages():
 @jax.numpy_dtype_promotion("standard")  # optax's Adam mixes dtypes
 @pytest.mark.parametrize("name", ["lamb", "adamw"])
 def test_the_global_norm_and_the_optimizer_are_those_of_the_whole(name):
-    settings = Config(
-        optimizer=replace(Config.__dataclass_fields__["optimizer"].default, name=name, clip_norm=0.01),
+    settings = ImageConfig(
+        optimizer=replace(ImageConfig.__dataclass_fields__["optimizer"].default, name=name, clip_norm=0.01),
         train=configuration().train,
     ).optimizer
     optimizer = build_optimizer(settings, optax.constant_schedule(0.01))
