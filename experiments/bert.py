@@ -22,7 +22,7 @@ def run(config: BertConfig) -> int:
     from jaxdl.data.text.sources import open_pretraining
     from jaxdl.parallel.processes import joined
     from jaxdl.train.loop import train
-    from jaxdl.train.pretrained import TOKENIZER, initial_values
+    from jaxdl.train.pretrained import NETWORK, TOKENIZER, description, initial_values
 
     environment.compilation_cache()
     with joined(config.parallel):
@@ -34,7 +34,7 @@ def run(config: BertConfig) -> int:
             TextFeed(config.data, learnt, held_out),
             experiment="bert",
             initial=initial_values(config.model, task),
-            files={TOKENIZER: learnt.tokenizer.serialized},
+            files={TOKENIZER: learnt.tokenizer.serialized, NETWORK: description(task.bert)},
         )
 
 

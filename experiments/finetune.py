@@ -4,14 +4,16 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.bert import PRESETS, build_network
+from experiments.bert import build_network
 from jaxdl import commandline, environment
 from jaxdl.config import FinetuneConfig
 from jaxdl.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxdl.data.text.wordpiece import WordPiece
-    from jaxdl.train.task import Task
+    from jaxdl.train.finetuning import QuestionAnswering, SequenceClassification
+
+PRESETS = Path(__file__).resolve().parents[1] / "configs" / "finetune"
 
 
 def run(config: FinetuneConfig) -> int:
@@ -23,14 +25,14 @@ def run(config: FinetuneConfig) -> int:
     from jaxdl.data.text.sources import open_labelled_texts
     from jaxdl.parallel.processes import joined
     from jaxdl.train.loop import train
-    from jaxdl.train.pretrained import TOKENIZER, initial_values
+    from jaxdl.train.pretrained import NETWORK, TOKENIZER, description, initial_values
 
     environment.compilation_cache()
     with joined(config.parallel):
         tokenizer = load_tokenizer(config)
         learnt, held_out = open_labelled_texts(config.data, tokenizer)
         task = build_task(config, held_out, words=len(tokenizer))
-        files = {TOKENIZER: tokenizer.serialized}
+        files = {TOKENIZER: tokenizer.serialized, NETWORK: description(task.bert)}
         if isinstance(held_out, LabelledSource):
             files["classes.json"] = json.dumps(held_out.classes, indent=1)
         return train(
@@ -69,7 +71,9 @@ def load_tokenizer(config: FinetuneConfig) -> "WordPiece":
     )
 
 
-def build_task(config: FinetuneConfig, held_out: Any, *, words: int) -> "Task":
+def build_task(
+    config: FinetuneConfig, held_out: Any, *, words: int
+) -> "QuestionAnswering | SequenceClassification":
     """Builds the network with the head for what the texts ask.
 
     Args:
@@ -107,6 +111,6 @@ if __name__ == "__main__":
         run,
         program="python -m experiments.finetune",
         config=FinetuneConfig,
-        default_preset=PRESETS / "finetune" / "default.yaml",
+        default_preset=PRESETS / "classification.yaml",
         description="Fine-tune a BERT to tell classes of texts or to answer questions.",
     )

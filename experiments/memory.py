@@ -133,7 +133,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "count an optimizer's state as the device's even so")  # fmt: skip
     add("--largest", action="store_true", help="find the largest batch that fits of each combination")
     add("--capacity", type=size_argument, metavar="SIZE",
-        help="with --largest: memory of a device, as 80GB (default: as described, or as JAX says)")  # fmt: skip
+        help="with --largest: memory of a device, as 80GB (default: as described)")  # fmt: skip
     add("--unrolled", action="store_true", help="compile an encoder's layers one by one, not as a loop")
     add("--json", type=Path, metavar="FILE", help="write the figures there too")
     return parser.parse_args(argv)

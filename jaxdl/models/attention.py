@@ -191,7 +191,7 @@ class TransformerLayer(nn.Module):
         return Projection(features, axes_in, axes_out, self.dtype, self.param_dtype, bias, name=name)
 
 
-def layer_norm(name: str, epsilon: float, dtype: DTypeLike, param_dtype: DTypeLike) -> nn.LayerNorm:
+def layer_norm(name: str | None, epsilon: float, dtype: DTypeLike, param_dtype: DTypeLike) -> nn.LayerNorm:
     """Makes a layer normalisation (Ba et al. 2016) over `embed`; its statistics are float32."""
     return nn.LayerNorm(
         epsilon=epsilon,

@@ -22,6 +22,9 @@ from jaxdl.models.logical import constrain
 from jaxdl.models.projection import Projection, look_up
 from jaxdl.models.transformer import Encoder
 
+_NEVER = -1e9
+"""Logit of what cannot be."""
+
 _OUTSIDE = 2**20
 """Place for the dropout of what is not in a layer, which has its number."""
 
@@ -40,6 +43,7 @@ class Sizes:
         words: Rows of the word table.
         positions: The longest sequence.
         types: Rows of the table of types (first or second text).
+        unused: Rows at the end of the word table that stand for no word, and never are the answer.
     """
 
     depth: int
@@ -49,6 +53,7 @@ class Sizes:
     words: int = 30_522
     positions: int = 512
     types: int = 2
+    unused: int = 0
 
 
 SIZES: Mapping[str, Sizes] = {
@@ -147,12 +152,14 @@ class MaskedWords(nn.Module):
 
     Attributes:
         words: Rows of the table.
+        unused: How many at its end stand for no word.
         epsilon: Of the layer normalisation.
         dtype: Dtype of computation; logits are float32.
         param_dtype: Dtype of the parameters.
     """
 
     words: int
+    unused: int = 0
     epsilon: float = 1e-12
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
@@ -178,7 +185,10 @@ class MaskedWords(nn.Module):
         )  # fmt: skip
         table = constrain(table.astype(self.dtype), "vocab", None)
         logits = jnp.einsum("bpe,ve->bpv", x, table, preferred_element_type=jnp.float32)
-        return constrain(logits + bias.astype(jnp.float32)[None, None], "batch", None, "vocab")
+        logits = logits + bias.astype(jnp.float32)[None, None]
+        if self.unused:
+            logits = jnp.where(jnp.arange(self.words) < self.words - self.unused, logits, _NEVER)
+        return constrain(logits, "batch", None, "vocab")
 
 
 def cross_entropy(logits: jax.Array, label: jax.Array) -> jax.Array:
@@ -237,12 +247,12 @@ def flops(sizes: Sizes, *, length: int, predictions: int, pooled: bool) -> float
 
 def with_words(sizes: Sizes, words: int, *, multiple: int = 1) -> Sizes:
     """Gives a table of at least so many words, rounded up to a multiple, so that devices can share it."""
-    return replace(sizes, words=words + -words % multiple)
+    return replace(sizes, words=words + -words % multiple, unused=-words % multiple)
 
 
 @dataclass(frozen=True, eq=False)
 class Bert:
-    """Embeddings and encoder, with parameters `embeddings` and `encoder` in one tree.
+    """Embeddings and encoder, with parameters `embeddings` and `encoder` (and `final_norm`) in one tree.
 
     Attributes:
         sizes: Of the network.
@@ -274,10 +284,13 @@ class Bert:
         """Draws the parameters, with the names of their axes."""
         keys, one = jax.random.split(key), jnp.zeros((1, 1), jnp.int32)
         hidden = jnp.zeros((1, 1, self.sizes.width), self.dtype)
-        return {
+        params = {
             "embeddings": self.embeddings.init(keys[0], one, one, one)["params"],
             "encoder": self.encoder.init(keys[1], hidden, one)["params"],
         }
+        if self.pre_norm:
+            params["final_norm"] = self._final_norm.init(keys[0], hidden)["params"]
+        return params
 
     def embed(self, params: Any, batch: Mapping[str, jax.Array], keys: jax.Array | None) -> jax.Array:
         """Gives the vectors [batch, length, width] of sequences.
@@ -302,4 +315,18 @@ class Bert:
         """
         x = self.embed(params["embeddings"], batch, keys)
         hidden: jax.Array = self.encoder.apply({"params": params["encoder"]}, x, batch["segment"], keys)
-        return hidden
+        return self.finish(params["final_norm"], hidden) if self.pre_norm else hidden
+
+    @property
+    def pre_norm(self) -> bool:
+        """Whether layers normalise what comes in, so that what comes out has yet to be."""
+        return bool(self.encoder.layer.get("pre_norm", False))
+
+    def finish(self, params: Any, hidden: jax.Array) -> jax.Array:
+        """Normalises what the last layer gives, with the parameters `final_norm`; for `pre_norm` only."""
+        finished: jax.Array = self._final_norm.apply({"params": params}, hidden)
+        return finished
+
+    @property
+    def _final_norm(self) -> nn.LayerNorm:
+        return layer_norm(None, self.epsilon, self.dtype, self.param_dtype)

@@ -163,7 +163,7 @@ def save_bert(
     found = parameters(params)
     if len(found) != len(jax.tree.leaves(params)):
         raise ValueError(f"a BERT's checkpoint has not all of these parts: {sorted(params)}")
-    if (own := sizes_of(found)) != replace(sizes, words=own.words):
+    if (own := sizes_of(found)) != replace(sizes, words=own.words, unused=0):
         raise ValueError(f"these are parameters of {own}, not of {sizes}")
     tensors: dict[str, Array] = {}
     for entry, leaf in found.values():

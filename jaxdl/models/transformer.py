@@ -11,12 +11,12 @@ and the stack is one `lax.scan` over it: compiling takes as long for 24 layers a
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxdl.models.attention import TransformerLayer, fold_in, same_segment
 from jaxdl.models.circular import Circular, run_circular
 from jaxdl.models.remat import Remat
+from jaxdl.models.stack import init_stack, run_stack
 
 
 class EncoderLayer(TransformerLayer):
@@ -87,9 +87,7 @@ class Encoder(nn.Module):
 
         def init(key: jax.Array) -> Any:
             one = (x[:1], segment[:1])
-            stacked = jax.vmap(lambda key: layer.init(key, *one)["params"])(jax.random.split(key, self.depth))
-            # The leading axis gets its name, so that it can be laid out like any other.
-            return nn.meta.add_axis(stacked, 0, {nn.meta.PARTITION_NAME: "layers"})
+            return init_stack(lambda key: layer.init(key, *one)["params"], self.depth, key)
 
         params = self.param("layers", init)
         if self.pipeline is None or self.is_initializing():
@@ -124,19 +122,9 @@ class Encoder(nn.Module):
         """
         layer = EncoderLayer(**self.layer, remat=self.remat, parent=None)
 
-        def one(x: jax.Array, inputs: tuple[Any, Any]) -> tuple[jax.Array, None]:
-            params, place = inputs
+        def one(params: Any, x: jax.Array, place: jax.Array) -> jax.Array:
             y: jax.Array = layer.apply({"params": params}, x, segment, fold_in(keys, place))
-            return y, None
+            return y
 
-        if self.remat.level not in ("none", "blocks"):
-            # A loop keeps the recomputation apart from the first computation by itself.
-            one = jax.checkpoint(one, policy=self.remat.policy, prevent_cse=not self.scan)
-        depth = jax.tree.leaves(params)[0].shape[0]
-        places = first + jnp.arange(depth)
         x = x.astype(layer.dtype)
-        if self.scan:
-            return jax.lax.scan(one, x, (params, places))[0]
-        for i in range(depth):
-            x, _ = one(x, jax.tree.map(lambda array, i=i: array[i], (params, places)))
-        return x
+        return run_stack(one, params, x, remat=self.remat, scan=self.scan, first=first)

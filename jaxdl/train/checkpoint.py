@@ -409,7 +409,10 @@ def _load(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Reads verified arrays by path, into the layout that is asked for."""
     try:
         stored = {name: _abstract(x.dtype, x.shape, x.sharding) for name, x in wanted.items() if x.size}
-        arrays = ocp.load(path, stored)
+        options = ocp.Context()
+        options.pytree.loading.partial_load = True  # what is stored and not wanted may be large
+        with options:
+            arrays = ocp.load(path, stored)
     except Exception as error:
         raise CheckpointError(f"{path} is undamaged but cannot be read ({reason(error, path)}).") from error
     loaded = {}

@@ -121,6 +121,9 @@ class _Finetuning(Task):
             keys = keys if train else None
             return self.bert.encoder.run(params, x, batch["segment"], keys, first=first), state
 
+        def finish(params: Any, state: Any, x: Any, *rest: Any) -> Any:
+            return self.bert.finish(params, x), state
+
         def head(name: str) -> Link:
             last = name == list(self.heads())[-1]
 
@@ -138,6 +141,7 @@ class _Finetuning(Task):
         return [
             Link(("embeddings",), embeddings, ("word", "type", "position")),
             Link(("encoder", "layers"), layers, ("segment",), depth=self.bert.encoder.depth),
+            *([Link(("final_norm",), finish)] if self.bert.pre_norm else []),
             *map(head, self.heads()),
         ]
 

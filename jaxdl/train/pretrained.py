@@ -1,14 +1,15 @@
 """Weights to start from: a directory in Hugging Face's layout, or that of a run of ours."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxdl.config import BertModelConfig
-from jaxdl.errors import ConfigError
-from jaxdl.models.bert import SIZES, Sizes, with_words
+from jaxdl.errors import CheckpointError, ConfigError
+from jaxdl.models.bert import SIZES, Bert, Sizes, with_words
 from jaxdl.models.huggingface import load_bert, read_sizes
 from jaxdl.train.checkpoint import newest_parameters
 from jaxdl.train.task import Task
@@ -16,6 +17,8 @@ from jaxdl.train.task import Task
 TOKENIZER = "tokenizer.json"
 """Name of the vocabulary's file in a run's directory, as in Hugging Face's layout."""
 
+NETWORK = "network.json"
+"""Name of the file in a run's directory that says what network it is."""
 CHECKPOINTS = "checkpoints"
 
 
@@ -30,7 +33,7 @@ def sizes_of(model: BertModelConfig, words: int) -> tuple[Sizes, float]:
         ConfigError: the sizes do not fit together, or the vocabulary not the weights.
     """
     if model.name == "pretrained":
-        sizes, epsilon = read_sizes(weights_directory(model))
+        sizes, epsilon = described(model)
         if words > sizes.words:
             raise ConfigError(
                 f"model.weights: {model.weights} knows {sizes.words:,} words, and the vocabulary has "
@@ -42,6 +45,35 @@ def sizes_of(model: BertModelConfig, words: int) -> tuple[Sizes, float]:
     if sizes.width % sizes.heads:
         raise ConfigError(f"model.width {sizes.width} is not a multiple of model.heads {sizes.heads}")
     return with_words(sizes, words, multiple=model.words_multiple), 1e-12
+
+
+def described(model: BertModelConfig) -> tuple[Sizes, float]:
+    """Reads what network the weights are of.
+
+    Raises:
+        ConfigError: it normalises elsewhere than `model.pre_norm` says, or is none of ours.
+        CheckpointError: the description cannot be read.
+    """
+    directory = weights_directory(model)
+    file = directory / NETWORK
+    if not file.is_file():
+        if model.pre_norm:
+            raise ConfigError(f"model.pre_norm true: the network of {directory} normalises after branches")
+        return read_sizes(directory)
+    try:
+        found = json.loads(file.read_text("utf-8"))
+        sizes, epsilon, pre_norm = Sizes(**found["sizes"]), float(found["epsilon"]), bool(found["pre_norm"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"model.weights: {file} cannot be read ({error})") from error
+    if pre_norm != model.pre_norm:
+        raise ConfigError(f"model.pre_norm is {str(pre_norm).lower()} in {directory}: set it so")
+    return sizes, epsilon
+
+
+def description(bert: Bert) -> str:
+    """Writes what `described` reads, for a run's directory."""
+    network = {"sizes": asdict(bert.sizes), "epsilon": bert.epsilon, "pre_norm": bert.pre_norm}
+    return json.dumps(network, indent=1) + "\n"
 
 
 def weights_directory(model: BertModelConfig) -> Path:

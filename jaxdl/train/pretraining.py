@@ -66,7 +66,8 @@ class Pretraining(Task):
 
     @property
     def _masked_words(self) -> MaskedWords:
-        return MaskedWords(self.bert.sizes.words, self.bert.epsilon, **self.bert.types)
+        sizes = self.bert.sizes
+        return MaskedWords(sizes.words, sizes.unused, self.bert.epsilon, **self.bert.types)
 
     @property
     def _pooler(self) -> Pooler:
