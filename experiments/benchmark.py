@@ -1,15 +1,17 @@
 """Measures a training step against PyTorch's on this machine's CPU.
 
-    python -m experiments.benchmark resnet50 [--batch_sizes 8 32] [--repeats 5] [--json FILE]
+    python -m experiments.benchmark resnet50|bert [--batch_sizes 8 32] [--repeats 5] [--json FILE]
 
-A step is forward, backward and an SGD update with momentum and weight decay, of
-softmax cross-entropy over 1,000 classes, all in float32. Each contender is a
-process of its own. All stay alive and take turns, step by step, while the
-others sleep, so that what else happens on the machine meets them alike.
+A step is forward, backward and an update, all in float32: of ResNet-50 with SGD, momentum and weight decay on
+softmax cross-entropy over 1,000 classes; or of BERT-Base with AdamW on hidden words, with dropout,
+against the network of the `transformers` library. Each contender is a process of its own. All stay alive
+and take turns, step by step, while the others sleep, so that what else happens on the machine meets them
+alike.
 """
 
 import argparse
 import contextlib
+import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -22,24 +24,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+from experiments.benchmark_steps import Step
 from jaxdl import environment
 from jaxdl.commandline.programs import Parser, leave_after, refuse_no_file, table, whole_number
 from jaxdl.errors import ConfigError, JaxdlError
 
 # Neither jax nor torch is imported here: the workers do that, and this process takes no core from them.
 
-BENCHMARKS = ("resnet50",)
-CLASSES = 1000
-LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 1e-4
+BENCHMARKS = {
+    "resnet50": ("experiments.benchmark_resnet50", ("torch",)),
+    "bert": ("experiments.benchmark_bert", ("torch", "transformers")),
+}
+"""The module with each one's contenders, and what has to be installed besides."""
+SIZES = {"resnet50": 224, "bert": 128}
+"""Height and width of images, in pixels, and length of sequences, in words."""
+BATCH_SIZES = {"resnet50": [8, 32], "bert": [8]}
 
 PYTORCH, PYTORCH_TUNED, JAXDL, JAXDL_LAX = "pytorch", "pytorch, same allocator", "jaxdl", "jaxdl, lax"
-
-Step = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Job:
         benchmark: one of `BENCHMARKS`.
         contender: name of a contender.
         batch_size: examples a step.
-        image_size: height and width of the images, in pixels.
+        size: of an example, as in `SIZES`.
         threads: threads that PyTorch computes with; XLA takes all cores.
         warmup: steps before those that count.
     """
@@ -58,7 +63,7 @@ class Job:
     benchmark: str
     contender: str
     batch_size: int
-    image_size: int
+    size: int
     threads: int
     warmup: int = 2
 
@@ -66,11 +71,13 @@ class Job:
 def main() -> None:
     """Runs the benchmark, or one of its workers."""
     parser = Parser("python -m experiments.benchmark", __doc__)
-    parser.add_argument("benchmark", choices=BENCHMARKS, help="what to measure: resnet50")
-    parser.add_argument("--batch_sizes", type=whole_number(1), nargs="+", default=[8, 32], metavar="N",
-                        help="examples a step, one table each (default: 8 32)")  # fmt: skip
-    parser.add_argument("--image_size", type=whole_number(1), default=224, metavar="N",
-                        help="height and width of the images (default: %(default)s)")  # fmt: skip
+    parser.add_argument("benchmark", choices=list(BENCHMARKS), help="what to measure")
+    parser.add_argument("--batch_sizes", type=whole_number(1), nargs="+", metavar="N",
+                        help="examples a step, one table each (default: 8 32, of bert 8)")  # fmt: skip
+    parser.add_argument("--image_size", type=whole_number(1), metavar="N",
+                        help="resnet50: height and width of the images (default: 224)")  # fmt: skip
+    parser.add_argument("--length", type=whole_number(1), metavar="N",
+                        help="bert: words in a sequence (default: 128)")  # fmt: skip
     parser.add_argument("--repeats", type=whole_number(1), default=5, metavar="N",
                         help="steps of each contender that count (default: %(default)s)")  # fmt: skip
     parser.add_argument("--lax", action="store_true", help="measure jaxdl with XLA's own convolution too")
@@ -92,13 +99,19 @@ def benchmark(arguments: argparse.Namespace) -> None:
         ConfigError: something is missing for the whole of it.
         JaxdlError: a worker died.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise ConfigError("PyTorch is not installed, so there is nothing to measure against: "
+    missing = [name for name in BENCHMARKS[arguments.benchmark][1] if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{' and '.join(missing)} not installed, so there is nothing to measure against: "
                           "install the extra `bench`, as by pip install -e '.[bench]'.")  # fmt: skip
-    if arguments.image_size < 32:
-        raise ConfigError(
-            f"--image_size {arguments.image_size} is too small for this network: take 32 or more."
-        )
+    images = arguments.benchmark == "resnet50"
+    if (arguments.length if images else arguments.image_size) is not None:
+        option = "length" if images else "image_size"
+        raise ConfigError(f"--{option} has no meaning for {arguments.benchmark}: leave it out.")
+    size = (arguments.image_size if images else arguments.length) or SIZES[arguments.benchmark]
+    if images and size < 32:
+        raise ConfigError(f"--image_size {size} is too small for this network: take 32 or more.")
+    if arguments.lax and not images:
+        raise ConfigError("--lax is about convolutions, which bert has not: leave it out.")
     path: Path | None = arguments.json
     if path is not None:
         refuse_no_file(path)
@@ -106,7 +119,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
     threads = cores()
     report = {
         "benchmark": arguments.benchmark,
-        "image_size": arguments.image_size,
+        "size": size,
         "repeats": arguments.repeats,
         "cpu": cpu_model(),
         "threads": threads,
@@ -114,12 +127,11 @@ def benchmark(arguments: argparse.Namespace) -> None:
         "versions": versions(),
         "results": [],
     }
-    size, found = arguments.image_size, ", ".join(f"{name} {text}" for name, text in versions().items())
-    print(f"{arguments.benchmark}, {size}x{size}, float32, {threads} threads of {cpu_model()}; {found}")
-    for batch_size in arguments.batch_sizes:
-        jobs = [
-            Job(arguments.benchmark, name, batch_size, arguments.image_size, threads) for name in contenders
-        ]
+    found = ", ".join(f"{name} {text}" for name, text in versions().items())
+    shown = f"{size}x{size}" if images else f"{size} words"
+    print(f"{arguments.benchmark}, {shown}, float32, {threads} threads of {cpu_model()}; {found}")
+    for batch_size in arguments.batch_sizes or BATCH_SIZES[arguments.benchmark]:
+        jobs = [Job(arguments.benchmark, name, batch_size, size, threads) for name in contenders]
         measured = measure(jobs, arguments.repeats)
         report["results"].append({"batch_size": batch_size, "contenders": measured})
         print(f"\nbatch {batch_size}\n" + figures(measured), flush=True)
@@ -135,7 +147,7 @@ def measure(jobs: list[Job], repeats: int) -> dict[str, dict[str, Any]]:
         repeats: rounds.
 
     Returns:
-        For each contender `seconds` of every step, `images_per_second` (of the median step) and what its
+        For each contender `seconds` of every step, `examples_per_second` (of the median step) and what its
         worker tells: see `work`.
     """
     with contextlib.ExitStack() as stack:
@@ -158,10 +170,11 @@ def measure(jobs: list[Job], repeats: int) -> dict[str, dict[str, Any]]:
             for worker in workers:
                 seconds[worker.job.contender].append(worker.ask("step")["seconds"])
             rates = (f"{name} {jobs[0].batch_size / each[-1]:.2f}" for name, each in seconds.items())
-            say(f"batch {jobs[0].batch_size}: round {turn + 1}/{repeats}, images/s: {'; '.join(rates)}")
+            say(f"batch {jobs[0].batch_size}: round {turn + 1}/{repeats}, examples/s: {'; '.join(rates)}")
         return {
             worker.job.contender: {
-                "images_per_second": worker.job.batch_size / statistics.median(seconds[worker.job.contender]),
+                "examples_per_second": worker.job.batch_size
+                / statistics.median(seconds[worker.job.contender]),
                 "seconds": seconds[worker.job.contender],
                 **worker.ask("report"),
             }
@@ -273,7 +286,15 @@ def work(job: Job) -> NoReturn:
     for line in sys.stdin:
         answer: dict[str, Any] = {}
         if line == "start\n":
-            step, facts = (pytorch_step if job.contender in (PYTORCH, PYTORCH_TUNED) else jaxdl_step)(job)
+            contenders = importlib.import_module(BENCHMARKS[job.benchmark][0])
+            if job.contender in (PYTORCH, PYTORCH_TUNED):
+                import torch
+
+                torch.manual_seed(0)
+                torch.set_num_threads(job.threads)
+                step, facts = contenders.pytorch_step(job)
+            else:
+                step, facts = contenders.jaxdl_step(job)
             for _ in range(job.warmup):
                 facts["loss"] = step()
         elif line == "step\n":
@@ -295,142 +316,21 @@ def work(job: Job) -> NoReturn:
     sys.exit()
 
 
-def jaxdl_step(job: Job) -> tuple[Step, dict[str, Any]]:
-    """Compiles the step that `experiments.resnet50` would train with."""
-    import jax
-    import numpy as np
-
-    from jaxdl import models
-    from jaxdl.config import ImageConfig, ImageDataConfig, OptimizerConfig, ParallelConfig, TrainConfig
-    from jaxdl.data.types import IMAGENET_MEAN, IMAGENET_STD
-    from jaxdl.train.program import prepare
-    from jaxdl.train.task import Classification
-
-    environment.compilation_cache()
-    config = ImageConfig(
-        data=ImageDataConfig(name="synthetic", batch_size=job.batch_size, image_size=job.image_size),
-        optimizer=OptimizerConfig(
-            learning_rate=LEARNING_RATE,
-            momentum=MOMENTUM,
-            weight_decay=WEIGHT_DECAY,
-            schedule="constant",
-            warmup_epochs=0,
-        ),
-        parallel=ParallelConfig(data=1),
-        train=TrainConfig(steps=1),
-    )
-    model = models.build(
-        job.benchmark,
-        num_classes=CLASSES,
-        stem="imagenet",
-        convolution="lax" if job.contender == JAXDL_LAX else "auto",
-    )
-    task = Classification(model, job.image_size, IMAGENET_MEAN, IMAGENET_STD)
-    program = prepare(config, task, job.batch_size)
-    rng = np.random.default_rng(0)
-    shape = (job.batch_size, job.image_size, job.image_size, 3)
-    examples: dict[str, np.ndarray] = {
-        "image": rng.integers(256, size=shape, dtype=np.uint8),
-        "label": rng.integers(CLASSES, size=job.batch_size, dtype=np.int32),
-    }
-    events: list[str] = []
-    jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
-    began = time.perf_counter()
-    train_step = program.plan.compile_train(program.train_step, program.state, examples)
-    compile_seconds = time.perf_counter() - began
-    cached = "/jax/compilation_cache/cache_hits" in events
-    batch = program.plan.put(examples)
-    state = program.plan.compile_init(program.init)()
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(program.state.params))
-
-    def step() -> float:
-        nonlocal state
-        state, metrics = jax.block_until_ready(train_step(state, batch))
-        return float(metrics["loss"])
-
-    return step, {"parameters": parameters, "compile_seconds": compile_seconds, "cached": cached}
-
-
-def pytorch_step(job: Job) -> tuple[Step, dict[str, Any]]:
-    """Builds the same in PyTorch, with the memory layout that is fastest on CPUs."""
-    import torch
-
-    torch.manual_seed(0)
-    torch.set_num_threads(job.threads)
-    model = torch_resnet50().to(memory_format=torch.channels_last).train()
-    images = torch.randn(job.batch_size, 3, job.image_size, job.image_size)
-    images = images.to(memory_format=torch.channels_last)
-    labels = torch.randint(CLASSES, (job.batch_size,))
-    optimizer = torch.optim.SGD(
-        model.parameters(),
-        lr=LEARNING_RATE * job.batch_size / 256,
-        momentum=MOMENTUM,
-        weight_decay=WEIGHT_DECAY,
-    )
-
-    def step() -> float:
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        return float(loss.item())
-
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return step, {"parameters": parameters, "compile_seconds": None, "cached": None}
-
-
-def torch_resnet50() -> Any:
-    """ResNet-50 version 1.5 as a `torch.nn.Module`."""
-    from torch import nn
-
-    def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[Any]:
-        layer = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
-        nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-        return [layer, nn.BatchNorm2d(outputs)]
-
-    class Block(nn.Module):  # type: ignore[misc]
-        def __init__(self, inputs: int, features: int, stride: int) -> None:
-            super().__init__()
-            outputs = 4 * features
-            self.body = nn.Sequential(
-                *convolution(inputs, features, 1),
-                nn.ReLU(inplace=True),
-                *convolution(features, features, 3, stride),
-                nn.ReLU(inplace=True),
-                *convolution(features, outputs, 1),
-            )
-            same = stride == 1 and inputs == outputs
-            self.shortcut = nn.Sequential(*([] if same else convolution(inputs, outputs, 1, stride)))
-            self.relu = nn.ReLU(inplace=True)
-
-        def forward(self, x: Any) -> Any:
-            return self.relu(self.body(x) + self.shortcut(x))
-
-    layers = [*convolution(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-    channels = 64
-    for stage, size in enumerate((3, 4, 6, 3)):
-        features = 64 * 2**stage
-        for i in range(size):
-            layers.append(Block(channels, features, 2 if stage > 0 and i == 0 else 1))
-            channels = 4 * features
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES))
-
-
 def figures(measured: dict[str, dict[str, Any]]) -> str:
     """Lays one batch size's figures out as text."""
-    head = ["", "images/s", "x pytorch", "x same alloc.", "min-max", "peak MiB", "compile s"]
+    head = ["", "examples/s", "x pytorch", "x same alloc.", "min-max", "peak MiB", "compile s"]
     rows = []
     for name, values in measured.items():
-        rate, compiled = values["images_per_second"], values["compile_seconds"]
-        # Every step is of the same number of images, and the fastest step is the highest rate.
-        images = rate * statistics.median(values["seconds"])
+        rate, compiled = values["examples_per_second"], values["compile_seconds"]
+        # Every step is of the same number of examples, and the fastest step is the highest rate.
+        examples = rate * statistics.median(values["seconds"])
         rows.append(
             [
                 name,
                 f"{rate:.2f}",
-                f"{rate / measured[PYTORCH]['images_per_second']:.2f}",
-                f"{rate / measured[PYTORCH_TUNED]['images_per_second']:.2f}",
-                f"{images / max(values['seconds']):.2f}-{images / min(values['seconds']):.2f}",
+                f"{rate / measured[PYTORCH]['examples_per_second']:.2f}",
+                f"{rate / measured[PYTORCH_TUNED]['examples_per_second']:.2f}",
+                f"{examples / max(values['seconds']):.2f}-{examples / min(values['seconds']):.2f}",
                 f"{values['peak_memory_mib']:,.0f}",
                 "-" if compiled is None else f"{compiled:.1f}{' (cached)' if values['cached'] else ''}",
             ]
@@ -443,7 +343,7 @@ def figures(measured: dict[str, dict[str, Any]]) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of what is compared."""
-    packages = ("torch", "jax", "jaxlib", "flax", "optax", "numpy", "jaxdl")
+    packages = ("torch", "transformers", "jax", "jaxlib", "flax", "optax", "numpy", "jaxdl")
     found = {}
     for name in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -9,7 +9,6 @@ peak memory is that policy's alone. Without options it trains the digits on a
 CPU, and ImageNet's shapes with synthetic data where JAX finds a GPU.
 """
 
-import datetime
 import json
 import subprocess
 import sys
@@ -17,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments import resnet50
+from experiments.studies import call, new_directory
 from jaxdl import commandline
 from jaxdl.commandline.programs import Parser, emit, leave_after, table
 from jaxdl.config import ImageConfig
-from jaxdl.errors import CheckpointError, ConfigError
+from jaxdl.errors import ConfigError
 
 ON_GPU = [
     f"--config={resnet50.PRESETS / 'imagenet.yaml'}",
@@ -77,13 +77,7 @@ def study(policies: list[str], workdir: Path | None, options: list[str]) -> int:
     for policy in policies:
         flags = [*options, f"--precision.policy={policy}"]
         commandline.parse("", flags, ImageConfig, resnet50.PRESETS / "digits.yaml")
-    workdir = workdir or Path("runs") / f"mixed_precision-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    if workdir.exists():
-        raise ConfigError(f"{workdir} exists already: choose another --workdir.")
-    try:
-        workdir.mkdir(parents=True)
-    except OSError as error:
-        raise CheckpointError(f"{workdir} cannot be made ({error.strerror}).") from None
+    workdir = new_directory(workdir, "mixed_precision")
     rows: list[dict[str, Any]] = []
     for policy in policies:
         print(f"== {policy}", file=sys.stderr, flush=True)
@@ -98,17 +92,6 @@ def study(policies: list[str], workdir: Path | None, options: list[str]) -> int:
     chart(rows, workdir / "chart.png")
     emit(text + f"table.txt, table.json and chart.png are in {workdir}\n")
     return next((int(row["exit_code"]) for row in rows if row["exit_code"] != 0), 0)
-
-
-def call(command: list[str]) -> int:
-    """Runs a program; where this one is interrupted, stops that one too and waits until it has saved."""
-    with subprocess.Popen(command) as process:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            process.terminate()
-            process.wait()
-            raise
 
 
 def has_gpu() -> bool:

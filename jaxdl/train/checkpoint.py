@@ -28,6 +28,7 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import unflatten_dict
 from orbax.checkpoint import v1 as ocp
 
 from jaxdl.errors import CheckpointError, ConfigError
@@ -335,14 +336,14 @@ class Checkpointer:
         )
 
 
-def newest_parameters(directory: Path, shapes: Any) -> Any:
+def newest_parameters(directory: Path, shapes: Any = None) -> Any:
     """Reads parameters of the newest sound checkpoint, for another task than the one that made it.
 
     Where the run kept moving averages, they are what is read.
 
     Args:
         directory: Where the checkpoints are.
-        shapes: Nested dicts of abstract parameters.
+        shapes: Nested dicts of abstract parameters; None: all that there are.
 
     Returns:
         The same with arrays of the stored dtype where the checkpoint has one of the name and shape; others,
@@ -357,6 +358,10 @@ def newest_parameters(directory: Path, shapes: Any) -> Any:
         raise CheckpointError(f"{directory} has no checkpoint to start from.")
     leaves = found["leaves"]
     prefix = "ema/0/" if any(name.startswith("ema/0/") for name in leaves) else "params/"
+    if shapes is None:
+        own = {name.removeprefix(prefix): leaf for name, leaf in leaves.items() if name.startswith(prefix)}
+        flat = {tuple(name.split("/")): _abstract(x["dtype"], x["shape"], None) for name, x in own.items()}
+        shapes = unflatten_dict(flat)
     wanted, one = _by_path(shapes), jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
     chosen = {}
     for name, leaf in wanted.items():

@@ -38,7 +38,7 @@ def test_all_contenders_are_measured(tmp_path):
     for name, values in contenders.items():
         assert len(values["seconds"]) == 2
         assert min(values["seconds"]) > 0
-        assert 2 / max(values["seconds"]) <= values["images_per_second"] <= 2 / min(values["seconds"])
+        assert 2 / max(values["seconds"]) <= values["examples_per_second"] <= 2 / min(values["seconds"])
         assert values["peak_memory_mib"] > 100
         assert values["parameters"] == 25_557_032
         assert 0 < values["loss"] < 100
@@ -49,9 +49,24 @@ def test_all_contenders_are_measured(tmp_path):
     assert report["threads"] == len(os.sched_getaffinity(0))
 
 
+@pytest.mark.slow
+def test_bert_base_is_measured_with_the_same_parameters_on_both_sides(tmp_path):
+    path = tmp_path / "figures.json"
+    flags = ("--batch_sizes", 1, "--length", 16, "--repeats", 1, "--json", path)
+    done = run("bert", *flags)
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(path.read_text())["results"]
+    for values in result["contenders"].values():
+        assert values["parameters"] == 109_514_298  # of BERT-Base without pooler, with the masked-word head
+        assert 9 < values["loss"] < 12  # the logarithm of 30,522 words is 10.3
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        (("bert", "--image_size", 64), "--image_size has no meaning for bert"),
+        (("resnet50", "--length", 64), "--length has no meaning for resnet50"),
+        (("bert", "--lax"), "--lax is about convolutions"),
         (("resnet51",), "resnet50"),
         (("resnet50", "--batch_sizes", 0), "batch_sizes"),
         (("resnet50", "--image_size", 16), "32"),

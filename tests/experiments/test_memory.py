@@ -45,6 +45,27 @@ def test_bad_input_gets_one_message_and_exit_code_2(monkeypatch, capsys, flags, 
 
 @pytest.mark.slow
 @jax.numpy_dtype_promotion("standard")  # flax mixes dtypes on its way to float32
+def test_the_largest_batch_fits_and_the_next_does_not(monkeypatch, capsys, tmp_path):
+    file = tmp_path / "largest.json"
+    flags = ("--length", 16, "--capacity", "1GiB", "--remat", "none", "full", "--largest", "--json", file)
+    assert call(monkeypatch, "encoder-tiny", *flags) == 0
+    report = json.loads(file.read_text())
+    assert report["usable"] == round(0.9 * 2**30)
+    devices = jax.device_count()
+    batches = []
+    for *_, best, tried in report["largest"]:
+        assert best % (8 * devices) == 0
+        assert tried[str(best)] <= report["usable"]
+        assert tried[str(best + 8 * devices)] > report["usable"]
+        batches.append(best)
+    assert batches[1] > batches[0]
+    told = capsys.readouterr()
+    assert f"{batches[0]:,}" in told.out
+    assert "does not fit" not in told.err
+
+
+@pytest.mark.slow
+@jax.numpy_dtype_promotion("standard")  # flax mixes dtypes on its way to float32
 def test_an_encoder_needs_less_with_rematerialisation_and_with_bfloat16(monkeypatch, capsys, tmp_path):
     file = tmp_path / "needs.json"
     flags = ("--batch_size", 64, "--remat", "none", "full", "--policies", "fp32", "bf16", "--json", file)

@@ -74,6 +74,11 @@ class WordPiece:
         """Number of [MASK]."""
         return self.tokens.index("[MASK]")
 
+    @functools.cached_property
+    def lowercase(self) -> bool:
+        """Whether text is lower-cased."""
+        return bool((json.loads(self.serialized).get("normalizer") or {}).get("lowercase", False))
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the numbers of each text's pieces, without [CLS] and [SEP].
 
