@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxdl import commandline, environment
 from jaxdl.config import BertConfig, BertModelConfig, Config
+from jaxdl.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxdl.data.text.pretraining import PretrainingSource
@@ -72,6 +73,7 @@ def build_network(config: Config, model: BertModelConfig, *, words: int) -> "Ber
         ConfigError: the network cannot be run as configured.
     """
     import jax
+    import jax.numpy as jnp
 
     from jaxdl.models.attention import DOTS, OTHERS
     from jaxdl.models.bert import Bert
@@ -84,9 +86,10 @@ def build_network(config: Config, model: BertModelConfig, *, words: int) -> "Ber
     policy, parallel, memory = parse_policy(config.precision.policy), config.parallel, config.memory
     sizes, epsilon = sizes_of(model, words)
     types: dict[str, Any] = {"dtype": policy.compute, "param_dtype": policy.params}
-    fused = model.attention == "cudnn"
-    if model.attention == "auto":
-        fused = jax.default_backend() == "gpu" and policy.compute.itemsize == 2
+    possible = jax.default_backend() == "gpu" and jnp.dtype(policy.compute).itemsize == 2
+    if model.attention == "cudnn" and not possible:
+        raise ConfigError("model.attention cudnn is for GPUs and 16-bit dtypes: take auto or xla")
+    fused = possible and model.attention != "xla" and not model.attention_dropout
     layer = {
         "heads": sizes.heads,
         "mlp": sizes.mlp,

@@ -90,8 +90,11 @@ def pretraining(name: str, config: ImageConfig, *, length: int, scan: bool) -> "
 def batch(task: "Task", examples: int, *, seed: int = 0) -> dict[str, np.ndarray]:
     """Makes a batch of numbers drawn at random, each in the range that its name has in the tasks here."""
     rng = np.random.default_rng(seed)
-    ranges = {"image": 256, "label": 10, "word": getattr(task, "words", 1)}
+    bert = getattr(task, "bert", None)
+    words = getattr(task, "words", 1) if bert is None else bert.sizes.words
+    ranges = {"image": 256, "label": 10, "word": words, "masked_word": words}
     return {
-        name: rng.integers(0, ranges[name], shape.shape).astype(shape.dtype)
+        # What has no range here is a yes or a no, or a place that both are.
+        name: rng.integers(0, ranges.get(name, 2), shape.shape).astype(shape.dtype)
         for name, shape in task.example(examples).items()
     }

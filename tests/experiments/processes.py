@@ -71,6 +71,6 @@ def summary(workdir: Path) -> dict[str, Any]:
 
 def lines(workdir: Path) -> list[dict[str, Any]]:
     """The metrics of a run, without what depends on the machine's speed."""
-    timing = ("examples_per_second", "input_wait")
+    timing = ("examples_per_second", "tokens_per_second", "mfu", "input_wait")
     records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in record.items() if name not in timing} for record in records]

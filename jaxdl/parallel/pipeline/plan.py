@@ -24,7 +24,7 @@ from jaxdl.parallel.pipeline.chain import Link, cut, cut_by_hand, require_stages
 from jaxdl.parallel.pipeline.costs import estimated, measured
 from jaxdl.parallel.pipeline.split import STAGE_AXIS, belongs
 from jaxdl.parallel.pipeline.stages import Stages
-from jaxdl.parallel.pipeline.step import StagedTrainStep, Watch
+from jaxdl.parallel.pipeline.step import PLACE, StagedTrainStep, Watch
 from jaxdl.parallel.plan import abstract
 
 
@@ -175,10 +175,8 @@ class StagePlan(Stages):
     def _parts(self, batch: dict[str, Any]) -> list[list[dict[str, Any]]]:
         """By stage and micro-batch, what the stage reads, and the examples' places in the batch."""
         examples = len(next(iter(batch.values())))
-        batch = batch | {"position": np.arange(examples, dtype=np.int32)}
-        reads = [
-            {"position", *(name for piece in pieces for name in piece.link.reads)} for pieces in self.stages
-        ]
+        batch = batch | {PLACE: np.arange(examples, dtype=np.int32)}
+        reads = [{PLACE, *(name for piece in pieces for name in piece.link.reads)} for pieces in self.stages]
         reads[-1].add("mask")
         return [
             [

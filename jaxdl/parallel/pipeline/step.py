@@ -14,6 +14,9 @@ from jaxdl.parallel.pipeline.schedules import SCHEDULES, Action, simulate
 from jaxdl.parallel.pipeline.stages import Stages
 from jaxdl.parallel.plan import abstract
 
+PLACE = "place in the batch"
+"""Name under which micro-batches carry their examples' places; none that an array of a task has."""
+
 Watch = Callable[[Action], None]
 """Told of each action after it was handed out."""
 
@@ -73,7 +76,7 @@ class StagedTrainStep:
         # schedule's in any case.
         self._actions = list(simulate(orders, {"forward": 1.0, "backward": 2.0}))
         views = [self._split.take(state, stage) for stage in range(count)]
-        examples = parts * inputs[0][0]["position"].shape[0]
+        examples = parts * inputs[0][0][PLACE].shape[0]
         self.stages: list[Stage] = []
         x = None
         for stage, view in enumerate(views):
@@ -223,7 +226,7 @@ def _compile_stage(
             # Within the map over copies, and so is the backward pass: what copies share has its axis there.
             return jax.vjp(apply, params, floats, has_aux=True)
 
-        keys = step.keys(counters, micro["position"])
+        keys = step.keys(counters, micro[PLACE])
         y, residuals, (others, after, *sums) = copies.each(of_copy, (0, None, 0, 0, 0))(
             params, model_state, *copies.split((x, micro, keys))
         )

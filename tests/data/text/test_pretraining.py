@@ -163,8 +163,6 @@ def test_evaluation_sees_every_example_once(source, mode):
 
 def test_a_batch_whose_part_is_all_padding(source):
     examples = source()
-    last = list(
-        EvalBatches(examples, 2 * len(examples), workers=0, process_index=1, process_count=2)
-    )
+    last = list(EvalBatches(examples, 2 * len(examples), workers=0, process_index=1, process_count=2))
     assert len(last) == 1
     assert not any(value.any() for value in last[0].values())

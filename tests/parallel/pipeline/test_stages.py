@@ -11,6 +11,7 @@ import pytest
 from jaxdl.config import ImageConfig, PrecisionConfig
 from jaxdl.errors import ConfigError
 from jaxdl.optim.build import build_optimizer
+from jaxdl.parallel.pipeline.step import PLACE
 from jaxdl.precision import init_loss_scale
 from jaxdl.train.state import init_state
 from tests.parallel.plans import BATCH, SGD, Run, configuration, sequential
@@ -153,6 +154,6 @@ def test_where_the_cut_is_changes_nothing(cut):
 def test_only_what_a_stage_reads_is_sent_to_it():
     run = Run.of("resnet", configuration(data=1, pipeline=2, microbatches=2))
     sent = run.plan.put(run.batch)
-    assert [sorted(parts[0]) for parts in sent] == [["image", "position"], ["label", "position"]]
-    positions = np.concatenate([part["position"] for part in sent[0]])
+    assert [sorted(parts[0]) for parts in sent] == [["image", PLACE], ["label", PLACE]]
+    positions = np.concatenate([part[PLACE] for part in sent[0]])
     assert jnp.array_equal(np.sort(positions), np.arange(BATCH))
