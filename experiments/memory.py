@@ -6,8 +6,8 @@ Nothing is trained and no array is made: the compiler tells. With --on, the step
 need not be there (the extra `plan` brings the compilers); without, for the devices at hand. XLA's compiler
 for CPUs plans memory otherwise than those for accelerators, so its temporaries say nothing about theirs.
 
-With --largest it finds for each combination the largest batch that fits, in steps of 8 examples a device.
-Whether it does, the compiler of a TPU says; of a GPU it is an estimate: a tenth less than the share of its
+With --largest it finds for each combination the largest batch that fits, by --step examples a device. Whether
+it does, the compiler of a TPU says; of a GPU it is an estimate: a tenth less than the share of its
 memory that JAX takes.
 """
 
@@ -33,8 +33,6 @@ PROGRAM = "python -m experiments.memory"
 MIB = 2**20
 MARGIN = 0.1
 """Share of a device's memory that --largest leaves free."""
-UNIT = 8
-"""Examples on each device by which --largest goes: more exactly it cannot be known."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +130,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="values of memory.offload to compare (default: none); the compilers of GPUs that are not there "
         "count an optimizer's state as the device's even so")  # fmt: skip
     add("--largest", action="store_true", help="find the largest batch that fits of each combination")
+    add("--step", type=whole_number(1), default=8, metavar="N",
+        help="with --largest: examples on each device by which it goes (default: %(default)s)")  # fmt: skip
     add("--capacity", type=size_argument, metavar="SIZE",
         help="with --largest: memory of a device, as 80GB (default: as described)")  # fmt: skip
     add("--unrolled", action="store_true", help="compile an encoder's layers one by one, not as a loop")
@@ -155,7 +155,8 @@ def largest(arguments: argparse.Namespace) -> str:
     capacity = arguments.capacity or (arguments.on and described_memory(arguments.on))
     if capacity is None and devices is None:
         capacity, _ = device_capacity(jax.local_devices())
-    usable = capacity and round(capacity * (1 - MARGIN))
+    refuses = devices is not None and devices[0].platform == "tpu" and not arguments.capacity
+    usable = None if refuses or not capacity else round(capacity * (1 - MARGIN))
     rows, found = [], []
     for each in combinations:
         count = len(devices or jax.devices())
@@ -168,7 +169,7 @@ def largest(arguments: argparse.Namespace) -> str:
             found: int | None = sizes[batch]
             return found
 
-        best = largest_that_fits(needed, unit=UNIT * count * each[2], usable=usable)
+        best = largest_that_fits(needed, unit=arguments.step * count * each[2], usable=usable, hint=capacity)
         shown = (
             [f"{best:,}", f"{best // count:,}", show_bytes(sizes[best] or 0)] if best else ["none", "", ""]
         )

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 
 
-def largest_that_fits(needed: Callable[[int], int | None], *, unit: int, usable: int | None) -> int | None:
+def largest_that_fits(
+    needed: Callable[[int], int | None], *, unit: int, usable: int | None, hint: int | None = None
+) -> int | None:
     """Finds the largest multiple of a unit that fits.
 
     Two sizes give a line, the line an estimate, and what the estimate really needs a better line. The
@@ -15,6 +17,7 @@ def largest_that_fits(needed: Callable[[int], int | None], *, unit: int, usable:
             size.
         unit: the smallest size.
         usable: bytes there are; None: whatever `needed` answers with a number fits.
+        hint: bytes that may turn out to be usable, where `usable` is None: it saves calls.
 
     Returns:
         The size, or None if not even `unit` fits.
@@ -34,12 +37,15 @@ def largest_that_fits(needed: Callable[[int], int | None], *, unit: int, usable:
             low = guess
         else:
             high = guess
-        guess = _next(low, high, tried, usable)
+        guess = _next(low, high, tried, usable or hint)
     return low * unit or None
 
 
 def _next(low: int, high: int | None, tried: dict[int, int | None], usable: int | None) -> int:
-    """What to try between a size that fits and one that does not, if there is one yet."""
+    """What to try between a size that fits and one that does not, if there is one yet.
+
+    `usable` says where the line of what is known ends.
+    """
     known = sorted((units, size) for units, size in tried.items() if size is not None)
     guess = 4 * low if high is None else (low + high) // 2
     if usable is not None and len(known) > 1:
@@ -48,5 +54,8 @@ def _next(low: int, high: int | None, tried: dict[int, int | None], usable: int 
             guess = first + int((usable - less) * (second - first) / (more - less))
             # Never far beyond what is known: the line is one of small sizes.
             guess = min(guess, 8 * low) if high is None else guess
+            if high is not None and tried[high] is None:
+                # The line has been wrong, and no bytes say by how much: little by little.
+                guess = min(guess, high - 1 - high // 32)
     guess = max(guess, low + 1)
     return guess if high is None else min(guess, max(high - 1, low))

@@ -15,6 +15,9 @@ HARDWARE = Path(__file__).resolve().parents[2] / "configs" / "hardware"
 GPU_SHARE = 0.75
 """Of a GPU's memory, what JAX takes when it starts; XLA_PYTHON_CLIENT_MEM_FRACTION sets another share."""
 
+TPU_MEMORY = {"v5e": 63 << 28}
+"""Bytes of a TPU that its compiler grants to a program, by the chip's name (15.75 GiB of 16)."""
+
 NODE = 8
 """GPUs that a node has where a name does not say."""
 
@@ -73,12 +76,13 @@ def described_memory(name: str) -> int | None:
         name: as for `described_devices`.
 
     Returns:
-        For a GPU, the share of its memory that JAX takes unless told otherwise; None for a TPU, whose
-        compiler refuses what does not fit.
+        For a GPU, the share of its memory that JAX takes unless told otherwise; for a TPU what its compiler
+        is known to grant, or None: it refuses by itself what does not fit.
     """
-    path = HARDWARE / f"{re.split('[x:]', name)[0]}.txtpb"
+    chip = re.split("[x:]", name)[0]
+    path = HARDWARE / f"{chip}.txtpb"
     if not path.exists():
-        return None
+        return TPU_MEMORY.get(chip)
     size = re.search(r"device_memory_size: (\d+)", path.read_text())
     return int(int(size[1]) * GPU_SHARE) if size else None
 

@@ -22,8 +22,8 @@ PEAK_TFLOPS: Mapping[str, Mapping[str, float]] = {
     r"TPU v6 lite|TPU v6e": {_16BIT: 918.0},
 }
 """Dense products in units of 10^12 operations a second, from the makers' data sheets, by a pattern of the
-device's whole name and the number format; a part of a device (MIG) is not listed. TPUs multiply float32 in several passes of bfloat16, so their share is
-given of the latter whatever the format."""
+device's whole name and the number format; a part of a device (MIG) is not listed. TPUs multiply float32 in
+several passes of bfloat16, so their share is given of the latter whatever the format."""
 
 
 def peak_flops(kind: str, dtype: DTypeLike, *, tf32: bool = False) -> float | None:
