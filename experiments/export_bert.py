@@ -37,8 +37,7 @@ def export(run: Path, directory: Path) -> None:
     from jaxdl.config import BertModelConfig
     from jaxdl.data.text.wordpiece import from_json
     from jaxdl.models.huggingface import save_bert
-    from jaxdl.train.checkpoint import newest_parameters
-    from jaxdl.train.pretrained import CHECKPOINTS, NETWORK, TOKENIZER, described
+    from jaxdl.train.pretrained import CHECKPOINTS, NETWORK, TOKENIZER, described, newest_parameters
 
     if not (run / NETWORK).is_file():
         raise ConfigError(f"{run} is not the directory of a run of experiments.bert or experiments.finetune")

@@ -27,19 +27,16 @@ from pathlib import Path
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
-from flax.traverse_util import unflatten_dict
 from orbax.checkpoint import v1 as ocp
 
-from jaxdl.errors import CheckpointError, ConfigError
-from jaxdl.optim.masks import path_name
+from jaxdl.errors import CheckpointError
 from jaxdl.parallel.processes import on_first
 from jaxdl.train import manifests
+from jaxdl.train.arrays import ARRAYS, by_path, load_arrays, saving_options
 from jaxdl.train.rundir import free_bytes, reason, sync_directory
 
 logger = logging.getLogger(__name__)
 
-ARRAYS = "arrays"
 _SAVING, _REMOVING = ".saving-", ".removing-"
 _STEP = re.compile(r"0|[1-9][0-9]*")
 _SLACK = 1 << 20  # the arrays are stored uncompressed; this is for everything else
@@ -120,7 +117,7 @@ class Checkpointer:
             if score is not None and jax.process_index() == 0:
                 self._rescore(step, score)
             return
-        leaves = _by_path(state)
+        leaves = by_path(state)
         needed = sum(leaf.nbytes for leaf in leaves.values()) + _SLACK
         manifest = {
             "format": manifests.FORMAT,
@@ -133,7 +130,7 @@ class Checkpointer:
         partial = self._directory / f"{_SAVING}{step}"
         on_first(lambda: self._make_room(step, needed))
         try:
-            with _orbax_options():
+            with saving_options():
                 # Device memory is copied to the host before this returns. Where the host is the device, Orbax
                 # keeps views instead, and XLA does not reuse the buffer of a donated array that has one.
                 response = ocp.save_async(partial / ARRAYS, {path: x for path, x in leaves.items() if x.size})
@@ -159,13 +156,13 @@ class Checkpointer:
         Raises:
             CheckpointError: None of the checkpoints is sound, or the sound one holds another kind of state.
         """
-        wanted = _by_path(abstract_state)
+        wanted = by_path(abstract_state)
         if any(leaf.sharding is None for leaf in wanted.values()):
             raise ValueError("every leaf of the abstract state needs a sharding")
         manifest = on_first(lambda: self.newest_sound(wanted))
         if manifest is None:
             return None
-        arrays = _load(self._directory / str(manifest["step"]) / ARRAYS, wanted)
+        arrays = load_arrays(self._directory / str(manifest["step"]) / ARRAYS, wanted)
         state = jax.tree.unflatten(jax.tree.structure(abstract_state), arrays.values())
         return Restored(manifest["step"], state, manifest["record"])
 
@@ -336,98 +333,5 @@ class Checkpointer:
         )
 
 
-def newest_parameters(directory: Path, shapes: Any = None) -> Any:
-    """Reads parameters of the newest sound checkpoint, for another task than the one that made it.
-
-    Where the run kept moving averages, they are what is read.
-
-    Args:
-        directory: Where the checkpoints are.
-        shapes: Nested dicts of abstract parameters; None: all that there are.
-
-    Returns:
-        The same with arrays of the stored dtype where the checkpoint has one of the name and shape; others,
-        as those of a new head, stay abstract.
-
-    Raises:
-        ConfigError: A parameter of the same name has another shape.
-        CheckpointError: None of the checkpoints is sound.
-    """
-    found = Checkpointer(directory, keep=1).newest_sound()
-    if found is None:
-        raise CheckpointError(f"{directory} has no checkpoint to start from.")
-    leaves = found["leaves"]
-    prefix = "ema/0/" if any(name.startswith("ema/0/") for name in leaves) else "params/"
-    if shapes is None:
-        own = {name.removeprefix(prefix): leaf for name, leaf in leaves.items() if name.startswith(prefix)}
-        flat = {tuple(name.split("/")): _abstract(x["dtype"], x["shape"], None) for name, x in own.items()}
-        shapes = unflatten_dict(flat)
-    wanted, one = _by_path(shapes), jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-    chosen = {}
-    for name, leaf in wanted.items():
-        stored = leaves.get(prefix + name)
-        if stored is None:
-            continue
-        if tuple(stored["shape"]) != leaf.shape:
-            raise ConfigError(
-                f"{directory}: {name} has the shape {tuple(stored['shape'])}, and the network {leaf.shape}: "
-                "set up the network as that run did"
-            )
-        chosen[prefix + name] = _abstract(stored["dtype"], stored["shape"], one)
-    if not chosen:
-        raise ConfigError(f"{directory} has no parameter of this network.")
-    arrays = _load(directory.absolute() / str(found["step"]) / ARRAYS, chosen)
-    values = {name: jax.device_get(arrays[prefix + name]) for name in wanted if prefix + name in arrays}
-    return jax.tree.unflatten(
-        jax.tree.structure(shapes), [values.get(name, leaf) for name, leaf in wanted.items()]
-    )
-
-
 def _finite(score: float | None) -> float | None:
     return score if score is not None and math.isfinite(score) else None
-
-
-def _by_path(tree: Any) -> dict[str, Any]:
-    """The leaves of a pytree by their path, in the order of the pytree."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    leaves = {path_name(path): leaf for path, leaf in flat}
-    if len(leaves) != len(flat):
-        raise ValueError("two leaves of the state have the same path")
-    return leaves
-
-
-def _abstract(dtype: Any, shape: Any, sharding: Any) -> Any:
-    return jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype), sharding=sharding)
-
-
-def _orbax_options() -> Any:
-    options = ocp.Context()
-    options.array.saving.use_compression = False  # weights shrink by 8%, for four times the CPU time
-    # Cutting replicas up helps processes that share the writing; within one it costs a compilation per shape.
-    options.array.saving.use_replica_parallel = jax.process_count() > 1
-    # Otherwise a directory that cannot be made leaves threads behind that wait for it for 20 minutes.
-    options.asynchronous.create_directories_asynchronously = False
-    return options
-
-
-def _load(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads verified arrays by path, into the layout that is asked for."""
-    try:
-        stored = {name: _abstract(x.dtype, x.shape, x.sharding) for name, x in wanted.items() if x.size}
-        options = ocp.Context()
-        options.pytree.loading.partial_load = True  # what is stored and not wanted may be large
-        with options:
-            arrays = ocp.load(path, stored)
-    except Exception as error:
-        raise CheckpointError(f"{path} is undamaged but cannot be read ({reason(error, path)}).") from error
-    loaded = {}
-    for name, target in wanted.items():
-        # Orbax does not store empty arrays.
-        array = (
-            arrays.pop(name) if target.size else jnp.zeros(target.shape, target.dtype, device=target.sharding)
-        )
-        if any(device.platform == "cpu" for device in target.sharding.device_set):
-            # It may be a view of the reader's memory, one for all replicas, which XLA could not reuse.
-            array = jax.device_put(array, target.sharding, may_alias=False)
-        loaded[name] = array
-    return loaded

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from flax.traverse_util import unflatten_dict
 
 from jaxdl.config import BertModelConfig
 from jaxdl.errors import CheckpointError, ConfigError
 from jaxdl.models.bert import SIZES, Bert, Sizes, with_words
 from jaxdl.models.huggingface import load_bert, read_sizes
-from jaxdl.train.checkpoint import newest_parameters
+from jaxdl.train.arrays import ARRAYS, by_path, load_arrays
+from jaxdl.train.checkpoint import Checkpointer
 from jaxdl.train.task import Task
 
 TOKENIZER = "tokenizer.json"
@@ -98,3 +101,53 @@ def initial_values(model: BertModelConfig, task: Task) -> Any:
     if (directory / CHECKPOINTS).is_dir():
         return newest_parameters(directory / CHECKPOINTS, shapes), state
     return load_bert(directory, shapes), state
+
+
+def newest_parameters(directory: Path, shapes: Any = None) -> Any:
+    """Reads parameters of the newest sound checkpoint, for another task than the one that made it.
+
+    Where the run kept moving averages, they are what is read.
+
+    Args:
+        directory: Where the checkpoints are.
+        shapes: Nested dicts of abstract parameters; None: all that there are.
+
+    Returns:
+        The same with arrays of the stored dtype where the checkpoint has one of the name and shape; others,
+        as those of a new head, stay abstract.
+
+    Raises:
+        ConfigError: A parameter of the same name has another shape.
+        CheckpointError: None of the checkpoints is sound.
+    """
+    found = Checkpointer(directory, keep=1).newest_sound()
+    if found is None:
+        raise CheckpointError(f"{directory} has no checkpoint to start from.")
+    leaves = found["leaves"]
+    prefix = "ema/0/" if any(name.startswith("ema/0/") for name in leaves) else "params/"
+    if shapes is None:
+        own = {name.removeprefix(prefix): leaf for name, leaf in leaves.items() if name.startswith(prefix)}
+        flat = {
+            tuple(name.split("/")): jax.ShapeDtypeStruct(tuple(x["shape"]), jnp.dtype(x["dtype"]))
+            for name, x in own.items()
+        }
+        shapes = unflatten_dict(flat)
+    wanted, one = by_path(shapes), jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    chosen = {}
+    for name, leaf in wanted.items():
+        stored = leaves.get(prefix + name)
+        if stored is None:
+            continue
+        if tuple(stored["shape"]) != leaf.shape:
+            raise ConfigError(
+                f"{directory}: {name} has the shape {tuple(stored['shape'])}, and the network {leaf.shape}: "
+                "set up the network as that run did"
+            )
+        chosen[prefix + name] = jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(stored["dtype"]), sharding=one)
+    if not chosen:
+        raise ConfigError(f"{directory} has no parameter of this network.")
+    arrays = load_arrays(directory.absolute() / str(found["step"]) / ARRAYS, chosen)
+    values = {name: jax.device_get(arrays[prefix + name]) for name in wanted if prefix + name in arrays}
+    return jax.tree.unflatten(
+        jax.tree.structure(shapes), [values.get(name, leaf) for name, leaf in wanted.items()]
+    )

@@ -17,7 +17,7 @@ def test_a_run_becomes_a_network_and_a_tokenizer_of_transformers(tmp_path):
     from transformers import AutoTokenizer, BertForMaskedLM
 
     from jaxdl.models.huggingface import load_bert
-    from jaxdl.train.checkpoint import newest_parameters
+    from jaxdl.train.pretrained import newest_parameters
 
     workdir, exported = tmp_path / "run", tmp_path / "exported"
     done = run(*corpus(tmp_path), "--model.words_multiple", 100, "--workdir", workdir, experiment="bert")

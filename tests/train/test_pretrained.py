@@ -13,10 +13,17 @@ from jaxdl.config import BertModelConfig
 from jaxdl.errors import CheckpointError, ConfigError
 from jaxdl.models.bert import SIZES, Sizes
 from jaxdl.models.huggingface import save_bert
-from jaxdl.train.checkpoint import Checkpointer, newest_parameters
+from jaxdl.train.checkpoint import Checkpointer
 from jaxdl.train.finetuning import SequenceClassification
 from jaxdl.train.loop import put_over
-from jaxdl.train.pretrained import NETWORK, described, description, initial_values, sizes_of
+from jaxdl.train.pretrained import (
+    NETWORK,
+    described,
+    description,
+    initial_values,
+    newest_parameters,
+    sizes_of,
+)
 from jaxdl.train.pretraining import Pretraining
 from jaxdl.train.state import init_state
 from tests.models.test_bert import SMALL, bert_of

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxdl.data.images import printable
-from jaxdl.data.text.labelled import has_half_character, kind_of, laid_out, read_utf8
+from jaxdl.data.text.labelled import laid_out
+from jaxdl.data.text.rows import has_half_character, kind_of, read_utf8
 from jaxdl.data.text.wordpiece import WordPiece
 from jaxdl.data.types import Batch
 from jaxdl.errors import ConfigError, DataError

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from jaxdl.data.text.labelled import fitting, open_labelled, read_rows
+from jaxdl.data.text.labelled import fitting, open_labelled
+from jaxdl.data.text.rows import read_rows
 from jaxdl.errors import ConfigError, DataError
 from tests.data.text.corpora import vocabulary
 

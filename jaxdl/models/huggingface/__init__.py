@@ -21,8 +21,8 @@ import safetensors.numpy
 
 from jaxdl.errors import CheckpointError, ConfigError
 from jaxdl.models.bert import Sizes
-from jaxdl.models.huggingface_files import CONFIG, WEIGHTS, Weights, open_weights, read_json, write_files
-from jaxdl.models.huggingface_names import (
+from jaxdl.models.huggingface.files import CONFIG, WEIGHTS, Weights, open_weights, read_json, write_files
+from jaxdl.models.huggingface.names import (
     DECODER,
     REQUIRED,
     WORDS,

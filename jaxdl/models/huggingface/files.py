@@ -11,7 +11,7 @@ import numpy as np
 import safetensors
 
 from jaxdl.errors import CheckpointError
-from jaxdl.models.huggingface_names import Array, canonical
+from jaxdl.models.huggingface.names import Array, canonical
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
