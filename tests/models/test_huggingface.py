@@ -114,7 +114,7 @@ def ours(params, batch, sizes, epsilon=EPSILON):
         hidden = bert_of(sizes, epsilon).encode(params, batch, None)
         outputs = {"hidden_states": hidden}
         if "masked_words" in params:
-            head, table = MaskedWords(sizes.words, epsilon), params["embeddings"]["word"]["embedding"]
+            head, table = MaskedWords(sizes.words, epsilon=epsilon), params["embeddings"]["word"]["embedding"]
             outputs["prediction_logits"] = head.apply(
                 {"params": params["masked_words"]}, hidden, batch["position"], table
             )
