@@ -27,7 +27,7 @@ def run(config: BertConfig) -> int:
 
     environment.compilation_cache()
     with joined(config.parallel):
-        learnt, held_out = open_pretraining(config.data)
+        learnt, held_out = open_pretraining(config.data, *known_vocabulary(config.model))
         task = build_task(config, learnt, held_out)
         return train(
             config,
@@ -37,6 +37,22 @@ def run(config: BertConfig) -> int:
             initial=initial_values(config.model, task),
             files={TOKENIZER: learnt.tokenizer.serialized, NETWORK: description(task.bert)},
         )
+
+
+def known_vocabulary(model: BertModelConfig) -> tuple[Path, ...]:
+    """Gives the file of the vocabulary of the weights to start from, if there are any.
+
+    Raises:
+        ConfigError: the weights have none beside them.
+    """
+    from jaxdl.train.pretrained import vocabulary_of
+
+    if not model.weights:
+        return ()
+    path = vocabulary_of(model)
+    if path is None:
+        raise ConfigError(f"model.weights: {model.weights} has neither tokenizer.json nor vocab.txt")
+    return (path,)
 
 
 def build_task(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jaxdl import environment
 from jaxdl.commandline.programs import Parser, emit, leave_after
-from jaxdl.errors import CheckpointError, ConfigError
+from jaxdl.errors import CheckpointError, ConfigError, DataError
 
 
 def main() -> None:
@@ -37,9 +37,9 @@ def export(run: Path, directory: Path) -> None:
     from jaxdl.config import BertModelConfig
     from jaxdl.data.text.wordpiece import from_json
     from jaxdl.models.huggingface import save_bert
-    from jaxdl.train.pretrained import CHECKPOINTS, NETWORK, TOKENIZER, described, newest_parameters
+    from jaxdl.train.pretrained import CHECKPOINTS, NETWORK, TOKENIZER, described, is_file, newest_parameters
 
-    if not (run / NETWORK).is_file():
+    if not is_file(run / NETWORK):
         raise ConfigError(f"{run} is not the directory of a run of experiments.bert or experiments.finetune")
     # Refuses a network that normalises before its branches, which the layout has no word for.
     sizes, epsilon = described(BertModelConfig(name="pretrained", weights=str(run)))
@@ -47,8 +47,8 @@ def export(run: Path, directory: Path) -> None:
     try:
         tokenizer = from_json((run / TOKENIZER).read_text("utf-8"))
         names = json.loads((run / "classes.json").read_text()) if (run / "classes.json").exists() else []
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{run} cannot be read ({error})") from error
+    except (OSError, ValueError, DataError) as error:
+        raise CheckpointError(f"the vocabulary or the classes of {run} cannot be read ({error})") from error
     words = sizes.words - sizes.unused
     labels = dict(enumerate(names)) or None
     save_bert(directory, params, sizes, epsilon=epsilon, words=words, id2label=labels)

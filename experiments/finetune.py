@@ -1,6 +1,8 @@
 """Fine-tunes a BERT on labelled texts or questions: `python -m experiments.finetune --help`."""
 
 import json
+import os.path
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,8 @@ def run(config: FinetuneConfig) -> int:
     with joined(config.parallel):
         tokenizer = load_tokenizer(config)
         learnt, held_out = open_labelled_texts(config.data, tokenizer)
+        for text in remarks(learnt):
+            print(text, file=sys.stderr)
         task = build_task(config, held_out, words=len(tokenizer))
         files = {TOKENIZER: tokenizer.serialized, NETWORK: description(task.bert)}
         if isinstance(held_out, LabelledSource):
@@ -45,6 +49,19 @@ def run(config: FinetuneConfig) -> int:
         )
 
 
+def remarks(learnt: Any) -> list[str]:
+    """Says what a person should know of the texts to learn from."""
+    from jaxdl.data.text.labelled import LabelledSource
+
+    if isinstance(learnt, LabelledSource):
+        cut = learnt.truncated
+        return [f"{cut:,} of {len(learnt):,} texts are longer than data.length and cut"] * (cut > 0)
+    skipped = learnt.skipped
+    return [f"{skipped:,} questions have answers that are not in their text: learnt as without"] * (
+        skipped > 0
+    )
+
+
 def load_tokenizer(config: FinetuneConfig) -> "WordPiece":
     """Loads the vocabulary that the weights were trained with, or the one that is named.
 
@@ -53,22 +70,23 @@ def load_tokenizer(config: FinetuneConfig) -> "WordPiece":
         DataError: it cannot be read.
     """
     from jaxdl.data.text.wordpiece import load
-    from jaxdl.train.pretrained import TOKENIZER, weights_directory
+    from jaxdl.train.pretrained import vocabulary_of
 
     if config.data.vocabulary is not None:
-        return load(Path(config.data.vocabulary).expanduser(), lowercase=config.data.lowercase)
-    if config.model.weights is None:
+        path = Path(os.path.expanduser(config.data.vocabulary))  # noqa: PTH111 - leaves a ~user that is not there
+        return load(path, lowercase=config.data.lowercase)
+    if not config.model.weights:
         raise ConfigError(
             "data.vocabulary is missing: set it, or set model.weights to a directory with weights and their "
             "vocabulary"
         )
-    directory = weights_directory(config.model)
-    for name in (TOKENIZER, "vocab.txt"):
-        if (directory / name).is_file():
-            return load(directory / name, lowercase=config.data.lowercase)
-    raise ConfigError(
-        f"model.weights: {directory} has neither {TOKENIZER} nor vocab.txt: set data.vocabulary"
-    )
+    known = vocabulary_of(config.model)
+    if known is None:
+        raise ConfigError(
+            f"model.weights: {config.model.weights} has neither tokenizer.json nor vocab.txt: set "
+            "data.vocabulary"
+        )
+    return load(known, lowercase=config.data.lowercase)
 
 
 def build_task(

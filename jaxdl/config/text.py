@@ -8,6 +8,8 @@ from pydantic.dataclasses import dataclass
 from jaxdl.config.fields import STRICT, Fraction, Positive, refuse
 from jaxdl.config.run import Config, DataConfig, ModelConfig
 
+_SIZES = ("depth", "width", "heads", "mlp", "positions")
+
 
 @dataclass(frozen=True, config=STRICT)
 class BertModelConfig(ModelConfig):
@@ -35,8 +37,8 @@ class BertModelConfig(ModelConfig):
     mlp: Positive | None = None
     """Width of the hidden layer of each perceptron."""
 
-    positions: Positive = 512
-    """The longest sequence, which is the number of position vectors."""
+    positions: Positive | None = None
+    """The longest sequence, which is the number of position vectors (null: 512)."""
 
     words_multiple: Positive = 1
     """Round the table of words up to a multiple of this with words that never occur, so that
@@ -63,7 +65,7 @@ class BertModelConfig(ModelConfig):
     def _check(self) -> Self:
         problems = []
         if self.name == "pretrained":
-            given = [f"model.{field}" for field in ("depth", "width", "heads", "mlp") if getattr(self, field)]
+            given = [f"model.{field}" for field in _SIZES if getattr(self, field)]
             if given:
                 problems.append(f"model.name pretrained leaves {', '.join(given)} to the weights")
             if not self.weights:
@@ -158,6 +160,7 @@ class BertConfig(Config):
     @model_validator(mode="after")
     def _check_text(self) -> Self:
         _refuse_long(self.data.length, self.model)
+        _refuse_smoothing(self)
         return self
 
 
@@ -222,10 +225,19 @@ class FinetuneConfig(Config):
     def _check_text(self) -> Self:
         if not self.data.train_file:
             refuse(["the file to learn from is missing: set data.train_file"])
+        if self.data.name == "squad":
+            _refuse_smoothing(self)
         _refuse_long(self.data.length, self.model)
         return self
 
 
+def _refuse_smoothing(config: Config) -> None:
+    if config.optimizer.label_smoothing:
+        smoothing = config.optimizer.label_smoothing
+        refuse([f"optimizer.label_smoothing {smoothing:g} is for classes, not for words: leave it at 0"])
+
+
 def _refuse_long(length: int, model: BertModelConfig) -> None:
-    if length > model.positions and model.name != "pretrained":
-        refuse([f"data.length {length} is more than model.positions {model.positions}: raise that"])
+    positions = model.positions or 512
+    if length > positions and model.name != "pretrained":
+        refuse([f"data.length {length} is more than model.positions {positions}: raise that"])

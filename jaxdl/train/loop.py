@@ -164,6 +164,8 @@ def train(
         def put(batch: dict[str, np.ndarray]) -> Any:
             return plan.put(stop.vote(batch))
 
+        losses: dict[int, float] = {}  # of this attempt's evaluations
+
         def evaluate_if_due() -> None:
             due = step > 0 and (step % program.eval_every == 0 or step == program.updates)
             if not due or step in reporter.scores:
@@ -174,6 +176,7 @@ def train(
                     eval_step, task.scores, state.evaluated, evaluation, put, lambda: bool(stop), stop.hear
                 )
             if result is not None:
+                losses[step] = result["loss"]
                 reporter.evaluation_line(step, result, weights="raw" if state.ema is None else "ema")
 
         def save() -> None:
@@ -251,6 +254,9 @@ def train(
             reporter.summarize("diverged")
             raise DivergedError("no update was finite, so nothing was learnt; see skipped_updates.")
         done = step == program.updates and step in reporter.scores
+        if done and not np.isfinite(losses.get(step, 0.0)):
+            reporter.summarize("diverged")
+            raise DivergedError("the last update was finite, but what it made of the network is not.")
         reporter.summarize(
             "done" if done else "stopped",
             parameters=parameters,

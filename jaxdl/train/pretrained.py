@@ -1,6 +1,8 @@
 """Weights to start from: a directory in Hugging Face's layout, or that of a run of ours."""
 
 import json
+import logging
+import os.path
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,15 @@ from jaxdl.train.arrays import ARRAYS, by_path, load_arrays
 from jaxdl.train.checkpoint import Checkpointer
 from jaxdl.train.task import Task
 
+_log = logging.getLogger(__name__)
+
 TOKENIZER = "tokenizer.json"
 """Name of the vocabulary's file in a run's directory, as in Hugging Face's layout."""
 
 NETWORK = "network.json"
 """Name of the file in a run's directory that says what network it is."""
 CHECKPOINTS = "checkpoints"
+_BODY = ("embeddings", "encoder", "final_norm")
 
 
 def sizes_of(model: BertModelConfig, words: int) -> tuple[Sizes, float]:
@@ -35,19 +40,20 @@ def sizes_of(model: BertModelConfig, words: int) -> tuple[Sizes, float]:
     Raises:
         ConfigError: the sizes do not fit together, or the vocabulary not the weights.
     """
-    if model.name == "pretrained":
-        sizes, epsilon = described(model)
-        if words > sizes.words:
+    found, epsilon = described(model) if model.weights else (None, 1e-12)
+    if model.name == "pretrained" and found is not None:
+        if words > found.words:
             raise ConfigError(
-                f"model.weights: {model.weights} knows {sizes.words:,} words, and the vocabulary has "
+                f"model.weights: {model.weights} knows {found.words:,} words, and the vocabulary has "
                 f"{words:,}: set data.vocabulary to that of the weights"
             )
-        return sizes, epsilon
+        rows = found.words + -found.words % model.words_multiple
+        return replace(found, words=rows, unused=found.unused + rows - found.words), epsilon
     given = {name: getattr(model, name) for name in ("depth", "width", "heads", "mlp", "positions")}
     sizes = replace(SIZES[model.name], **{name: value for name, value in given.items() if value})
     if sizes.width % sizes.heads:
         raise ConfigError(f"model.width {sizes.width} is not a multiple of model.heads {sizes.heads}")
-    return with_words(sizes, words, multiple=model.words_multiple), 1e-12
+    return with_words(sizes, words, multiple=model.words_multiple), epsilon
 
 
 def described(model: BertModelConfig) -> tuple[Sizes, float]:
@@ -59,7 +65,7 @@ def described(model: BertModelConfig) -> tuple[Sizes, float]:
     """
     directory = weights_directory(model)
     file = directory / NETWORK
-    if not file.is_file():
+    if not is_file(file):
         if model.pre_norm:
             raise ConfigError(f"model.pre_norm true: the network of {directory} normalises after branches")
         return read_sizes(directory)
@@ -81,8 +87,30 @@ def description(bert: Bert) -> str:
 
 def weights_directory(model: BertModelConfig) -> Path:
     """Gives the directory that `model.weights` names."""
-    path = Path(model.weights or "")
-    return Path(path.parts[0]).expanduser().joinpath(*path.parts[1:]) if path.parts else path
+    return Path(os.path.expanduser(model.weights or ""))  # noqa: PTH111 - leaves a ~user that does not exist
+
+
+def vocabulary_of(model: BertModelConfig) -> Path | None:
+    """Gives the file of the vocabulary that the weights were trained with.
+
+    Returns:
+        Its path, or None where there are no weights, or none with a vocabulary beside them.
+
+    Raises:
+        CheckpointError: there is no such directory.
+    """
+    if not model.weights:
+        return None
+    directory = weights_directory(model)
+    if not os.path.isdir(directory):  # noqa: PTH112 - the method of Path raises for some
+        raise CheckpointError(f"model.weights: {directory} is no directory")
+    paths = [directory / name for name in (TOKENIZER, "vocab.txt")]
+    return next((path for path in paths if is_file(path)), None)
+
+
+def is_file(path: Path) -> bool:
+    """Tells whether there is such a file; not where the path is impossible, as one that is too long."""
+    return os.path.isfile(path)  # noqa: PTH113 - the method of Path raises for some
 
 
 def initial_values(model: BertModelConfig, task: Task) -> Any:
@@ -94,11 +122,11 @@ def initial_values(model: BertModelConfig, task: Task) -> Any:
         ConfigError: the weights are of another network.
         CheckpointError: they cannot be read.
     """
-    if model.weights is None:
+    if not model.weights:
         return None
     directory = weights_directory(model)
     shapes, state = jax.eval_shape(lambda: task.init(jax.random.key(0)))
-    if (directory / CHECKPOINTS).is_dir():
+    if os.path.isdir(directory / CHECKPOINTS):  # noqa: PTH112 - the method of Path raises for some
         return newest_parameters(directory / CHECKPOINTS, shapes), state
     return load_bert(directory, shapes), state
 
@@ -113,11 +141,11 @@ def newest_parameters(directory: Path, shapes: Any = None) -> Any:
         shapes: Nested dicts of abstract parameters; None: all that there are.
 
     Returns:
-        The same with arrays of the stored dtype where the checkpoint has one of the name and shape; others,
-        as those of a new head, stay abstract.
+        The same with arrays of the stored dtype. The parameters of a head that the checkpoint has not, or for
+        another number of classes, stay abstract.
 
     Raises:
-        ConfigError: A parameter of the same name has another shape.
+        ConfigError: Embeddings or encoder are missing or have another shape.
         CheckpointError: None of the checkpoints is sound.
     """
     found = Checkpointer(directory, keep=1).newest_sound()
@@ -136,13 +164,13 @@ def newest_parameters(directory: Path, shapes: Any = None) -> Any:
     chosen = {}
     for name, leaf in wanted.items():
         stored = leaves.get(prefix + name)
-        if stored is None:
+        shape = None if stored is None else tuple(stored["shape"])
+        if shape != leaf.shape and name.split("/")[0] in _BODY:
+            here = "is missing" if shape is None else f"has the shape {shape}, and the network {leaf.shape}"
+            raise ConfigError(f"{directory}: {name} {here}: set up the network as that run did")
+        if stored is None or shape != leaf.shape:
+            _log.warning("%s: %s is not there for this network, and starts at random", directory, name)
             continue
-        if tuple(stored["shape"]) != leaf.shape:
-            raise ConfigError(
-                f"{directory}: {name} has the shape {tuple(stored['shape'])}, and the network {leaf.shape}: "
-                "set up the network as that run did"
-            )
         chosen[prefix + name] = jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(stored["dtype"]), sharding=one)
     if not chosen:
         raise ConfigError(f"{directory} has no parameter of this network.")

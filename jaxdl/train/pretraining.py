@@ -110,7 +110,7 @@ class Pretraining(Task):
         scores: dict[str, float] = {
             "loss": masked + sums.get("next_loss", 0.0) / examples,
             "accuracy": sums["accuracy"] / words,
-            "perplexity": math.exp(masked) if masked < 700 else math.inf,
+            "perplexity": math.inf if masked > 700 else math.exp(masked),
         }
         if self.pairs:
             scores["next_accuracy"] = sums["next_accuracy"] / examples

@@ -10,7 +10,7 @@ import pytest
 from experiments.bert import run as run_here
 from jaxdl.commandline import parse
 from jaxdl.config import BertConfig
-from jaxdl.errors import JaxdlError
+from jaxdl.errors import ConfigError, JaxdlError
 from jaxdl.models.bert import Sizes, flops
 from tests.conftest import ROOT
 from tests.data.text.corpora import texts
@@ -143,6 +143,8 @@ def started_here(flags, workdir):
         (["--data.vocabulary", "NONE"], 4, "NONE"),
         (["--data.name", "text_tfds"], 2, "set data.dataset"),
         (["--parallel.pipeline", "2", "--parallel.schedule", "gpipe"], 2, "take circular"),
+        (["--model.weights", "~nobody_of_this_name/x"], 5, "is no directory"),
+        (["--optimizer.label_smoothing", "0.1"], 2, "optimizer.label_smoothing 0.1 is for classes"),
         (["--model.attention", "cudnn"], 2, "set model.attention_dropout to 0"),
         (["--model.attention", "cudnn", "--model.attention_dropout", "0"], 2, "model.attention cudnn"),
     ],
@@ -156,6 +158,19 @@ def test_what_cannot_be_is_refused(small, tmp_path, flags, code, words):
     assert caught.value.exit_code == code, caught.value
     assert words.replace("NONE", none) in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_weights_come_with_their_vocabulary_and_no_other_will_do(finished, small, tmp_path):
+    other = text_directory(tmp_path / "other", documents=30)
+    workdir, _ = finished
+    flags = [*small, "--model.weights", str(workdir), "--data.dir", str(other), "--train.steps", "1"]
+    assert started_here(flags, tmp_path / "run") == 0
+    assert (tmp_path / "run" / "tokenizer.json").read_bytes() == (workdir / "tokenizer.json").read_bytes()
+    words = tmp_path / "vocab.txt"
+    words.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]))
+    with pytest.raises(ConfigError, match="is not that of the weights"):
+        started_here([*flags, "--data.vocabulary", str(words)], tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
 
 
 @pytest.mark.parametrize("documents", [1, 2])

@@ -143,6 +143,18 @@ def test_every_parameter_carries_the_names_of_its_axes():
         assert leaf.ndim == len(spec)
 
 
+@jax.numpy_dtype_promotion("standard")
+@pytest.mark.parametrize("seed", [None, 0])
+def test_float16_is_computed_on_every_platform(seed):
+    x, mask = example()
+    model = layer(attention_dropout=0.0, dropout=0.0)
+    variables = model.init(jax.random.key(0), x, mask)
+    half = layer(attention_dropout=0.0, dropout=0.0, dtype=jnp.float16)
+    found = jax.jit(half.apply)(variables, x, mask, keys(seed))
+    assert found.dtype == jnp.float16
+    np.testing.assert_allclose(found, model.apply(variables, x, mask, keys(seed)), atol=1e-2)
+
+
 @jax.numpy_dtype_promotion("standard")  # flax and JAX's own attention mix dtypes on their way to float32
 def test_bfloat16_keeps_softmax_and_statistics_in_float32():
     x, mask = example()

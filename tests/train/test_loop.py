@@ -119,6 +119,15 @@ def test_an_update_that_is_not_finite_is_found_also_when_the_data_fails_right_af
     assert not list((tmp_path / "run").glob("checkpoints/[0-9]*"))
 
 
+def test_a_network_that_the_last_update_has_ruined_is_not_done(tmp_path):
+    """The update is finite, as its parameters are; what they make of an image is not."""
+    flags = ("--train.steps", 1, "--optimizer.learning_rate", 1e38, "--optimizer.scale_with_batch", "false")
+    with pytest.raises(DivergedError, match="the last update was finite") as caught:
+        run(configure(tmp_path / "run", *flags), Watched())
+    assert caught.value.exit_code == 3
+    assert summary(tmp_path / "run")["status"] == "diverged"
+
+
 def test_300_updates_that_are_not_finite_end_the_run_and_leave_no_trace(tmp_path):
     """On eight devices, by micro-batches, after a sound beginning."""
     flags = ("--parallel.data", 8, "--memory.accumulate", 2, "--data.batch_size", 16)

@@ -220,3 +220,48 @@ def test_fine_tuning_starts_from_the_very_values_of_a_hugging_face_directory_and
 
 def test_without_weights_all_is_random():
     assert initial_values(BertModelConfig(name="bert_tiny"), classification()) is None
+
+
+def test_a_head_for_other_classes_starts_at_random(tmp_path):
+    shapes = shapes_of(classification())
+    task = classification()
+    state = filled(jax.eval_shape(lambda: init_state(task, optax.sgd(0.1), seed=0, keep_average=False)), 3)
+    with Checkpointer(tmp_path / "checkpoints", keep=1) as checkpointer:
+        checkpointer.save(1, state, record={}, score=None)
+    other = SequenceClassification(bert_of(), 8, classes=7)
+    found = newest_parameters(tmp_path / "checkpoints", shapes_of(other))
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(found["classifier"]))
+    assert_bits(found["pooler"], state.params["pooler"])
+    assert_bits(newest_parameters(tmp_path / "checkpoints", shapes)["classifier"], state.params["classifier"])
+
+
+def test_what_a_network_needs_and_the_weights_have_not_is_refused(tmp_path):
+    directory = saved(tmp_path / "run") / "checkpoints"
+    with pytest.raises(ConfigError, match=r"final_norm/\w+ is missing"):
+        newest_parameters(directory, shapes_of(pretraining(pre_norm=True)))
+
+
+@pytest.mark.parametrize("name", ["pretrained", "bert_tiny"])
+def test_the_networks_own_epsilon_and_normalisation_count_however_it_is_named(tmp_path, name):
+    epsilon = 0.25
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / NETWORK).write_text(description(replace(bert_of(), epsilon=epsilon)))
+    assert sizes_of(BertModelConfig(name=name, weights=str(run)), 10)[1] == epsilon
+    with pytest.raises(ConfigError, match=r"model\.pre_norm is false"):
+        sizes_of(BertModelConfig(name=name, weights=str(run), pre_norm=True), 10)
+
+
+def test_a_pretrained_table_of_words_can_be_rounded_up(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / NETWORK).write_text(description(bert_of()))
+    multiple = SMALL.words + 5
+    sizes, _ = sizes_of(BertModelConfig(name="pretrained", weights=str(run), words_multiple=multiple), 10)
+    assert (sizes.words, sizes.unused) == (multiple, 5)
+
+
+@pytest.mark.parametrize("weights", ["~nobody_of_this_name/x", "x" * 300])
+def test_impossible_directories_of_weights_are_told_of(weights):
+    with pytest.raises(CheckpointError):
+        sizes_of(BertModelConfig(name="pretrained", weights=weights), 10)

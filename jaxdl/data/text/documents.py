@@ -52,7 +52,7 @@ def open_files(path: Path, separation: Separation = "file") -> Documents:
     """Opens a file of UTF-8 text, or all `*.txt` files of a directory, at any depth, sorted.
 
     Hidden entries and links to directories are ignored. The digest is of names, sizes and times of
-    change, so that it costs no reading.
+    change (the system's too, which no archive sets), so that it costs no reading.
 
     Args:
         path: file or directory.
@@ -71,7 +71,7 @@ def open_files(path: Path, separation: Separation = "file") -> Documents:
         raise DataError(f"{printable(str(error.filename))} cannot be read: {error.strerror}") from error
     parts: list[object] = []
     for file, stat in stats:
-        parts += [_relative(file, path), stat.st_size, stat.st_mtime_ns]
+        parts += [_relative(file, path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
     def read(over: OrderedMap) -> Iterator[str]:
         del over  # reading a disk from several processes gains little

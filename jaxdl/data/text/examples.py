@@ -192,7 +192,7 @@ def pair(
     return example | {"next": np.array(random, np.int32)}
 
 
-def check_pairs(corpus: Corpus, units: Units) -> None:
+def check_pairs(corpus: Corpus, units: Units, split: str) -> None:
     """Refuses a corpus of which no pairs can be made.
 
     Raises:
@@ -200,8 +200,8 @@ def check_pairs(corpus: Corpus, units: Units) -> None:
     """
     if len(units.first) < 3 or len(units) < len(units.first):
         raise DataError(
-            f"{corpus.name}: sentence pairs need two documents, one of them with two sentences, "
-            f"and there are {len(units)} sentences in {len(units.first) - 1} documents"
+            f"{corpus.name}: sentence pairs need two documents, one of them with two sentences, and for "
+            f"{split} it has {len(units)} sentences in {len(units.first) - 1} documents (see data.held_out)"
         )
 
 

@@ -154,12 +154,14 @@ def pretraining_source(
         )
     units = units_of(corpus, chosen, length - extra)
     if mode == "sentence_pairs":
-        check_pairs(corpus, units)
+        check_pairs(corpus, units, split)
         spans = chunks(units, length)
     else:
         spans = full_sentences(units, length)
     # Published for 128 and 512 tokens: 20 and 80.
-    limit = max_predictions or 4 * math.ceil(round(mask_share * length, 6) / 4)
+    limit = max_predictions or 4 * max(math.ceil(round(mask_share * length, 6) / 4), 1)
+    if tokenizer.special.all():
+        raise DataError("the vocabulary has special tokens only, so there is no word to hide")
     masking = Masking.of(tokenizer, share=mask_share, limit=limit, whole_words=whole_words)
     return PretrainingSource(corpus, split, tokenizer, length, mode, masking, units, spans)
 

@@ -97,6 +97,7 @@ def _tsv(text: str) -> Iterator[tuple[int, list[str]]]:
 
 def _csv(text: str) -> Iterator[tuple[int, list[str]]]:
     # Strict: otherwise a quote that nothing closes takes in the rest of the file without a word.
+    csv.field_size_limit(2**31 - 1)  # a text may be longer than 131,072 characters
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     while True:
         line = reader.line_num + 1

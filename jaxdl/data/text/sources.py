@@ -1,5 +1,6 @@
 """The corpus of a configuration, and what guessing without reading would score on it."""
 
+import os.path
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from jaxdl.data.text.embedded import open_embedded
 from jaxdl.data.text.labelled import LabelledSource, open_labelled
 from jaxdl.data.text.pretraining import PretrainingSource, open_tokenizer, pretraining_source
 from jaxdl.data.text.squad import SquadSource, open_squad
-from jaxdl.data.text.wordpiece import WordPiece
-from jaxdl.errors import DataError
+from jaxdl.data.text.wordpiece import WordPiece, load
+from jaxdl.errors import ConfigError, DataError
 
 _AT_ONCE = 1 << 20  # units of text whose words are counted at once
 
@@ -33,8 +34,14 @@ def open_documents(config: TextDataConfig) -> Documents:
     return open_files(directory, config.documents)
 
 
-def open_pretraining(config: TextDataConfig) -> tuple[PretrainingSource, PretrainingSource]:
+def open_pretraining(
+    config: TextDataConfig, known: Path | None = None
+) -> tuple[PretrainingSource, PretrainingSource]:
     """Opens a corpus for pre-training: what is learnt from, and what is held out.
+
+    Args:
+        config: the section `data`.
+        known: vocabulary of the weights that training starts from: no other will do, and none is made.
 
     Raises:
         ConfigError: the settings do not fit together or the data.
@@ -45,12 +52,17 @@ def open_pretraining(config: TextDataConfig) -> tuple[PretrainingSource, Pretrai
         cache = None if config.cache is None else Path(config.cache).expanduser()
         tokenizer = open_tokenizer(
             documents,
-            None if config.vocabulary is None else Path(config.vocabulary).expanduser(),
+            known if config.vocabulary is None else Path(config.vocabulary).expanduser(),
             vocabulary_size=config.vocabulary_size,
             lowercase=config.lowercase,
             cache=cache,
             processes=config.processes,
         )
+        if known is not None and load(known, lowercase=tokenizer.lowercase).tokens != tokenizer.tokens:
+            raise ConfigError(
+                f"data.vocabulary {config.vocabulary} is not that of the weights, {printable(known)}: leave "
+                "it out"
+            )
         train, evaluation = (
             pretraining_source(
                 documents,
@@ -89,7 +101,9 @@ def unigram_baseline(train: PretrainingSource, evaluation: PretrainingSource) ->
         for low, high in zip([0, *edges], [*edges, len(starts)], strict=True):
             piece = tokens[starts[low] : starts[high - 1] + sizes[high - 1]]
             counts += np.bincount(piece, minlength=len(counts))
-    logarithm = np.log(counts) - np.log(counts.sum())
+    # What is never hidden is no answer.
+    counts[train.tokenizer.special] = 0
+    logarithm = np.log(np.maximum(counts, 1)) - np.log(counts.sum())
     commonest, right, losses, words = int(counts.argmax()), 0, 0.0, 0
     for index in range(len(evaluation)):
         example = evaluation.example(index, 0, 0)
@@ -101,6 +115,10 @@ def unigram_baseline(train: PretrainingSource, evaluation: PretrainingSource) ->
     return {"unigram_accuracy": right / words, "unigram_perplexity": float(np.exp(losses / words))}
 
 
+def _expanded(name: str) -> Path:
+    return Path(os.path.expanduser(name))  # noqa: PTH111 - leaves a ~user that does not exist
+
+
 def open_labelled_texts(
     config: LabelledDataConfig, tokenizer: WordPiece
 ) -> tuple[LabelledSource, LabelledSource] | tuple[SquadSource, SquadSource]:
@@ -110,8 +128,8 @@ def open_labelled_texts(
         ConfigError: there is no such column or kind of file, or the lengths do not fit together.
         DataError: a file cannot be read, or is not what it should be.
     """
-    path = Path(config.train_file or "")
-    other = None if config.eval_file is None else Path(config.eval_file)
+    path = _expanded(config.train_file or "")
+    other = None if config.eval_file is None else _expanded(config.eval_file)
     if config.name == "squad":
         lengths = {
             "length": config.length,

@@ -149,6 +149,7 @@ def write_files(directory: Path, files: Mapping[str, Callable[[Path], object]]) 
         directory.mkdir(parents=True, exist_ok=True)
         for name, write in files.items():
             write(temporary[name])
+            temporary[name].chmod(0o644)  # the safetensors library lets nobody else read its file
             with temporary[name].open("rb") as written:
                 os.fsync(written.fileno())
         for name, path in temporary.items():

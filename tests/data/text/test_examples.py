@@ -191,4 +191,4 @@ def test_truncation_is_that_of_bert(room):
 def test_a_corpus_without_pairs_is_refused(sizes):
     corpus = numbered(sizes)
     with pytest.raises(DataError, match="sentence pairs need two documents"):
-        check_pairs(corpus, units_of(corpus, everything(corpus), 61))
+        check_pairs(corpus, units_of(corpus, everything(corpus), 61), "train")

@@ -307,3 +307,9 @@ def test_a_class_of_one_cannot_be_split(opened):
     source = opened("text\tlabel\nab\tx\nab\tx\ncd\ty\n")
     with pytest.raises(DataError, match=r"a\.tsv: class 'y' has 1 examples"):
         source.split(0.5)
+
+
+def test_a_text_may_be_long(tmp_path):
+    path = tmp_path / "long.csv"
+    path.write_text("text,label\n" + "a " * 100_000 + ",x\nb,y\n")
+    assert [len(row.columns["text"]) for row in read_rows(path)] == [200_000, 1]
