@@ -1,6 +1,6 @@
 """Trains one BERT with small and large batches, with AdamW and LAMB, on equally many examples.
 
-    python -m experiments.lamb_batch [--batch_sizes 64 1024] [--examples 32768] [--rates 0.5 1 2] [options]
+    python -m experiments.lamb_batch [--batch_sizes 64 512] [--examples 131072] [--rates 0.5 1 2] [options]
 
 The further options are those of `experiments.bert`; without --config it trains configs/bert/lamb_batch.yaml.
 
@@ -33,9 +33,9 @@ RATES = {"adamw": 2e-3, "lamb": 1e-2}
 def main() -> int:
     """Runs the study."""
     parser = Parser(PROGRAM, __doc__)
-    parser.add_argument("--batch_sizes", type=whole_number(1), nargs="+", default=[64, 1024], metavar="N",
-                        help="examples per update (default: 64 1024)")  # fmt: skip
-    parser.add_argument("--examples", type=whole_number(1), default=32_768, metavar="N",
+    parser.add_argument("--batch_sizes", type=whole_number(1), nargs="+", default=[64, 512], metavar="N",
+                        help="examples per update (default: 64 512)")  # fmt: skip
+    parser.add_argument("--examples", type=whole_number(1), default=131_072, metavar="N",
                         help="examples that each run sees (default: %(default)s)")  # fmt: skip
     parser.add_argument("--rates", type=factor, nargs="+", default=[0.5, 1.0, 2.0], metavar="X",
                         help="factors of the learning rates to try (default: 0.5 1 2)")  # fmt: skip
