@@ -70,8 +70,8 @@ def range_program(
     def schedule(count: jax.typing.ArrayLike) -> jax.Array:
         return first * jnp.exp(growth * jnp.asarray(count, jnp.float32))
 
-    optimizer = build_optimizer(config.optimizer, schedule, layer_axes=stacked_layers(task))
     program = prepare(without_schedule(config, updates), task, examples)
+    optimizer = build_optimizer(config.optimizer, schedule, layer_axes=stacked_layers(task))
     # `init` may stay: the state of an optimizer depends on its rule, not on its schedule.
     return replace(
         program,

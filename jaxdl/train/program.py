@@ -135,8 +135,9 @@ def prepare(config: Config, task: Task, examples: int, *, devices: list[Any] | N
     schedule = build_schedule(
         config.optimizer, batch_size=batch_size, updates=updates, updates_per_epoch=updates_per_epoch
     )
-    optimizer = build_optimizer(config.optimizer, schedule, layer_axes=stacked_layers(task))
     mesh = make_mesh(config.parallel, batch_size=batch_size, accumulate=accumulate, devices=devices)
+    # After the mesh, which refuses devices that are not there: this traces the task.
+    optimizer = build_optimizer(config.optimizer, schedule, layer_axes=stacked_layers(task))
     if devices is None:
         refuse_offload(config.memory, mesh)
     plan, replicas = make_plan(config, mesh, task)
