@@ -88,7 +88,6 @@ def build_network(config: Config, model: BertModelConfig, *, words: int) -> "Ber
     Raises:
         ConfigError: the network cannot be run as configured.
     """
-    import jax
     import jax.numpy as jnp
 
     from jaxdl.models.attention import DOTS, OTHERS
@@ -96,13 +95,15 @@ def build_network(config: Config, model: BertModelConfig, *, words: int) -> "Ber
     from jaxdl.models.circular import Circular
     from jaxdl.models.remat import Remat
     from jaxdl.models.transformer import Encoder
+    from jaxdl.parallel.mesh import devices_at_hand
     from jaxdl.precision import parse_policy
     from jaxdl.train.pretrained import sizes_of
 
     policy, parallel, memory = parse_policy(config.precision.policy), config.parallel, config.memory
     sizes, epsilon = sizes_of(model, words)
     types: dict[str, Any] = {"dtype": policy.compute, "param_dtype": policy.params}
-    possible = jax.default_backend() == "gpu" and jnp.dtype(policy.compute).itemsize == 2
+    platform = devices_at_hand()[0].platform
+    possible = platform == "gpu" and jnp.dtype(policy.compute).itemsize == 2
     if model.attention == "cudnn" and not possible:
         raise ConfigError("model.attention cudnn is for GPUs and 16-bit dtypes: take auto or xla")
     fused = possible and model.attention != "xla" and not model.attention_dropout

@@ -33,7 +33,7 @@ def make_mesh(
         ConfigError: the axes ask for more devices than there are, or the devices do not divide the batch.
     """
     if devices is None:
-        devices = _devices_at_hand()
+        devices = devices_at_hand()
     sizes = {axis: getattr(config, axis) for axis in MESH_AXES}
     given = math.prod(size for size in sizes.values() if size != -1)
     product = " x ".join(f"parallel.{axis} {size}" for axis, size in sizes.items() if size > 1)
@@ -116,7 +116,12 @@ def _arranged(shape: tuple[int, ...], devices: list[Any]) -> Any:
     return mesh_utils.create_device_mesh(shape, devices)
 
 
-def _devices_at_hand() -> list[Any]:
+def devices_at_hand() -> list[Any]:
+    """Lists the devices of all processes.
+
+    Raises:
+        ConfigError: the platform that is asked for cannot be started.
+    """
     try:
         return list(jax.devices())
     # JAX has no error of its own for a platform that cannot be started.
