@@ -27,7 +27,7 @@ def run(config: BertConfig) -> int:
 
     environment.compilation_cache()
     with joined(config.parallel):
-        learnt, held_out = open_pretraining(config.data, *known_vocabulary(config.model))
+        learnt, held_out = open_pretraining(config.data, known_vocabulary(config.model))
         task = build_task(config, learnt, held_out)
         return train(
             config,
@@ -39,7 +39,7 @@ def run(config: BertConfig) -> int:
         )
 
 
-def known_vocabulary(model: BertModelConfig) -> tuple[Path, ...]:
+def known_vocabulary(model: BertModelConfig) -> Path | None:
     """Gives the file of the vocabulary of the weights to start from, if there are any.
 
     Raises:
@@ -47,12 +47,10 @@ def known_vocabulary(model: BertModelConfig) -> tuple[Path, ...]:
     """
     from jaxdl.train.pretrained import vocabulary_of
 
-    if not model.weights:
-        return ()
     path = vocabulary_of(model)
-    if path is None:
+    if model.weights and path is None:
         raise ConfigError(f"model.weights: {model.weights} has neither tokenizer.json nor vocab.txt")
-    return (path,)
+    return path
 
 
 def build_task(

@@ -26,13 +26,11 @@ from experiments.subjects import SUBJECTS
 from jaxdl import commandline
 from jaxdl.commandline.programs import Parser, emit, leave_after, refuse_unwritable, table, whole_number
 from jaxdl.config import ImageConfig
-from jaxdl.planning.capacity import show_bytes, size_argument
+from jaxdl.planning.capacity import MARGIN, show_bytes, size_argument
 from jaxdl.planning.largest import largest_that_fits
 
 PROGRAM = "python -m experiments.memory"
 MIB = 2**20
-MARGIN = 0.1
-"""Share of a device's memory that --largest leaves free."""
 
 
 @dataclass(frozen=True)
@@ -157,17 +155,16 @@ def largest(arguments: argparse.Namespace) -> str:
         capacity, _ = device_capacity(jax.local_devices())
     refuses = devices is not None and devices[0].platform == "tpu" and not arguments.capacity
     usable = None if refuses or not capacity else round(capacity * (1 - MARGIN))
+    count = len(devices or jax.devices())
     rows, found = [], []
     for each in combinations:
-        count = len(devices or jax.devices())
         sizes: dict[int, int | None] = {}
 
         def needed(batch: int, each: Any = each, sizes: Any = sizes) -> int | None:
-            sizes[batch] = bytes_of(arguments, each, batch, devices)
-            shown = "does not fit" if sizes[batch] is None else f"needs {show_bytes(sizes[batch])}"
+            sizes[batch] = answer = bytes_of(arguments, each, batch, devices)
+            shown = "does not fit" if answer is None else f"needs {show_bytes(answer)}"
             print(f"{' '.join(map(str, each))}: batch {batch} {shown}", file=sys.stderr, flush=True)
-            found: int | None = sizes[batch]
-            return found
+            return answer
 
         best = largest_that_fits(needed, unit=arguments.step * count * each[2], usable=usable, hint=capacity)
         shown = (

@@ -191,37 +191,6 @@ class MaskedWords(nn.Module):
         return constrain(logits, "batch", None, "vocab")
 
 
-def cross_entropy(logits: jax.Array, label: jax.Array) -> jax.Array:
-    """Gives minus the log-probability of labels, float32 [...], also where devices share the classes.
-
-    Args:
-        logits: [..., classes].
-        label: int32 [...].
-    """
-    logits = logits.astype(jnp.float32)
-    # A comparison with each class, since to fetch one number of an axis that is divided is to gather it.
-    classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    own = jnp.where(classes == label[..., None], logits, 0).sum(-1)
-    return jax.nn.logsumexp(logits, axis=-1) - own
-
-
-def is_first(logits: jax.Array, label: jax.Array) -> jax.Array:
-    """Tells whether a label's logit is above all others: a network that gives all the same, or NaN, is wrong.
-
-    Args:
-        logits: float32 [..., classes].
-        label: int32 [...].
-
-    Returns:
-        bool [...].
-    """
-    classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    own = classes == label[..., None]
-    value = jnp.where(own, logits, 0).sum(-1, keepdims=True)
-    ahead: jax.Array = (~(logits < value) & ~own).sum(-1)
-    return ahead == 0
-
-
 def flops(sizes: Sizes, *, length: int, predictions: int, pooled: bool) -> float:
     """Counts the floating-point operations of a training step for each sequence.
 

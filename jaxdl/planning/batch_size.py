@@ -16,14 +16,11 @@ from jaxdl.data.loader import train_batches
 from jaxdl.data.types import Batch, Source
 from jaxdl.errors import ConfigError
 from jaxdl.parallel.mesh import batch_shards, make_mesh
-from jaxdl.planning.capacity import device_capacity, show_bytes
+from jaxdl.planning.capacity import MARGIN, device_capacity, show_bytes
 from jaxdl.train.finders import without_schedule
 from jaxdl.train.program import prepare
 from jaxdl.train.report import peak_memory
 from jaxdl.train.task import Task
-
-MARGIN = 0.1
-"""Share of the capacity that a plan leaves free."""
 
 
 @dataclass(frozen=True)

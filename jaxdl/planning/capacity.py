@@ -8,6 +8,9 @@ from typing import Any
 
 from jaxdl.errors import ConfigError
 
+MARGIN = 0.1
+"""Share of the capacity that a plan leaves free."""
+
 UNITS = {"": 1, "b": 1} | {
     f"{prefix}{suffix}b": base ** (power + 1)
     for suffix, base in (("", 1000), ("i", 1024))

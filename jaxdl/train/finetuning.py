@@ -16,8 +16,9 @@ from flax import linen as nn
 from numpy.typing import NDArray
 
 from jaxdl.models.attention import drop, fold_in
-from jaxdl.models.bert import Bert, Pooler, cross_entropy, flops, is_first
+from jaxdl.models.bert import Bert, Pooler, flops
 from jaxdl.models.logical import constrain
+from jaxdl.models.losses import cross_entropy, is_first
 from jaxdl.models.projection import Projection
 from jaxdl.parallel.pipeline.chain import Link
 from jaxdl.train.task import Batch, Task, Work
@@ -185,10 +186,7 @@ class SequenceClassification(_Finetuning):
     def losses(self, logits: jax.Array, batch: Batch) -> jax.Array:
         """Softmax cross-entropy with smoothed labels."""
         logits = logits.astype(self.output_dtype).astype(jnp.float32)
-        # Smoothed labels are a mixture: of the label, and of every class alike.
-        evenly = jax.nn.logsumexp(logits, -1) - logits.mean(-1)
-        share = self.label_smoothing
-        return (1 - share) * cross_entropy(logits, batch["label"]) + share * evenly
+        return cross_entropy(logits, batch["label"], smoothing=self.label_smoothing)
 
     def columns(self, logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
         """`loss` without smoothing, and `accuracy`, 1 where the label is first."""

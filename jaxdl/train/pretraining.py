@@ -15,7 +15,8 @@ from flax import linen as nn
 from numpy.typing import NDArray
 
 from jaxdl.errors import ConfigError
-from jaxdl.models.bert import Bert, MaskedWords, Pooler, cross_entropy, flops, is_first
+from jaxdl.models.bert import Bert, MaskedWords, Pooler, flops
+from jaxdl.models.losses import cross_entropy, is_first
 from jaxdl.models.projection import Projection
 from jaxdl.parallel.pipeline.chain import Link
 from jaxdl.train.task import Batch, Task, Work

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxdl.errors import ConfigError
+from jaxdl.models.losses import cross_entropy, is_first
 from jaxdl.models.seq2seq import PADDING, Seq2Seq
 from jaxdl.parallel.pipeline.chain import Link
 from jaxdl.train.task import Batch, Task
@@ -51,8 +52,7 @@ class Translation(Task):
     ) -> tuple[jax.Array, jax.Array, Any]:
         """See `Task.loss`; each token of a target weighs 1."""
         logits = self._logits(params, batch, keys)
-        plain, uniform = _total(logits) - _own(logits, batch["target"]), _total(logits) - logits.mean(-1)
-        losses = (1 - self.label_smoothing) * plain + self.label_smoothing * uniform
+        losses = cross_entropy(logits, batch["target"], smoothing=self.label_smoothing)
         counted = batch["target"] != PADDING
         return jnp.where(counted, losses, 0).sum(), counted.sum().astype(jnp.float32), model_state
 
@@ -64,14 +64,12 @@ class Translation(Task):
         example without tokens has 0 of each.
         """
         logits, target = self._logits(params, batch, None), batch["target"]
-        own, counted = _own(logits, target), target != PADDING
-        # Another word is behind only where its logit is smaller: one value for all, or NaN, is wrong.
-        ahead = ~(logits < own[..., None]) & ~_is(target, logits)
-        right = (counted & ~ahead.any(-1)).sum(-1)
+        counted = target != PADDING
+        right = (counted & is_first(logits, target)).sum(-1)
         tokens = counted.sum(-1)
         divisor = jnp.maximum(tokens, 1).astype(jnp.float32)
         return {
-            "loss": jnp.where(counted, _total(logits) - own, 0).sum(-1) / divisor,
+            "loss": jnp.where(counted, cross_entropy(logits, target), 0).sum(-1) / divisor,
             "accuracy": right.astype(jnp.float32) / divisor,
             "exact": ((right == tokens) & (tokens > 0)).astype(jnp.float32),
         }
@@ -102,19 +100,3 @@ class Translation(Task):
         read = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=self.start)
         logits: jax.Array = self.model.apply({"params": params}, batch["source"], read, keys)
         return logits
-
-
-def _total(logits: jax.Array) -> jax.Array:
-    """The logarithm of the sum of all words' exponentials, [..., words] -> [...]."""
-    return jax.nn.logsumexp(logits, axis=-1)
-
-
-def _own(logits: jax.Array, words: jax.Array) -> jax.Array:
-    """Each word's own logit, as a sum: to index, devices that share the words would fetch them."""
-    return jnp.where(_is(words, logits), logits, 0).sum(-1)
-
-
-def _is(words: jax.Array, logits: jax.Array) -> jax.Array:
-    """Which of the logits [..., words] is that of the word, bool."""
-    at = jnp.arange(logits.shape[-1], dtype=words.dtype).reshape((1,) * words.ndim + (-1,))
-    return words[..., None] == at

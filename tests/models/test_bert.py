@@ -18,11 +18,10 @@ from jaxdl.models.bert import (
     MaskedWords,
     Pooler,
     Sizes,
-    cross_entropy,
     flops,
-    is_first,
     with_words,
 )
+from jaxdl.models.losses import cross_entropy, is_first
 from jaxdl.models.remat import Remat
 from jaxdl.models.transformer import Encoder
 from jaxdl.train.pretraining import Pretraining

@@ -58,11 +58,9 @@ def open_pretraining(
             cache=cache,
             processes=config.processes,
         )
-        if known is not None and load(known, lowercase=tokenizer.lowercase).tokens != tokenizer.tokens:
-            raise ConfigError(
-                f"data.vocabulary {config.vocabulary} is not that of the weights, {printable(known)}: leave "
-                "it out"
-            )
+        # Where none is named, the known one is what was loaded.
+        if known is not None and config.vocabulary is not None:
+            _require_same(known, tokenizer, config.vocabulary)
         train, evaluation = (
             pretraining_source(
                 documents,
@@ -82,6 +80,13 @@ def open_pretraining(
     except (OSError, RuntimeError) as error:  # an impossible path: too long, no such user, not permitted
         raise DataError(f"data.dir {config.dir}: {printable(str(error))}") from error
     return train, evaluation
+
+
+def _require_same(known: Path, tokenizer: WordPiece, name: str) -> None:
+    if load(known, lowercase=tokenizer.lowercase).tokens != tokenizer.tokens:
+        raise ConfigError(
+            f"data.vocabulary {name} is not that of the weights, {printable(known)}: leave it out"
+        )
 
 
 def unigram_baseline(train: PretrainingSource, evaluation: PretrainingSource) -> dict[str, float]:
