@@ -1,6 +1,9 @@
 """Measures a training step against PyTorch's on this machine's CPU.
 
     python -m experiments.benchmark resnet50|bert [--batch_sizes 8 32] [--repeats 5] [--json FILE]
+    python -m experiments.benchmark input --help
+
+The last one is about reading images, see experiments/benchmark_input.py.
 
 A step is forward, backward and an update, all in float32: of ResNet-50 with SGD, momentum and weight decay on
 softmax cross-entropy over 1,000 classes; or of BERT-Base with AdamW on hidden words, with dropout,
@@ -28,6 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+from experiments import benchmark_input
 from experiments.benchmark_steps import Step
 from jaxdl import environment
 from jaxdl.commandline.programs import Parser, leave_after, refuse_no_file, table, whole_number
@@ -69,7 +73,10 @@ class Job:
 
 
 def main() -> None:
-    """Runs the benchmark, or one of its workers."""
+    """Runs a benchmark, or one of its workers."""
+    if sys.argv[1:2] == ["input"]:
+        benchmark_input.main(sys.argv[2:])
+        return
     parser = Parser("python -m experiments.benchmark", __doc__)
     parser.add_argument("benchmark", choices=list(BENCHMARKS), help="what to measure")
     parser.add_argument("--batch_sizes", type=whole_number(1), nargs="+", metavar="N",

@@ -17,7 +17,7 @@ def jaxdl_step(job: "Job") -> tuple[Step, dict[str, Any]]:
 
     from jaxdl import models
     from jaxdl.config import ImageConfig, ImageDataConfig, OptimizerConfig, ParallelConfig, TrainConfig
-    from jaxdl.data.types import IMAGENET_MEAN, IMAGENET_STD
+    from jaxdl.data.images.types import IMAGENET_MEAN, IMAGENET_STD
     from jaxdl.train.task import Classification
 
     config = ImageConfig(

@@ -112,8 +112,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def find_learning_rate(config: ImageConfig, arguments: argparse.Namespace) -> int:
     """Makes the range test, prints the curve and the suggestion, and stores both."""
-    from jaxdl.data.loader import train_batches
-    from jaxdl.data.sources import open_source
+    from jaxdl.data.images.batches import train_batches
+    from jaxdl.data.images.sources import open_source
     from jaxdl.optim.schedules import peak_learning_rate
     from jaxdl.train import finders
     from jaxdl.train.loop import put_over
@@ -279,7 +279,7 @@ def print_batch_sizes(plan: "Plan", trials: "list[Trial]", best: int | None, lim
 
 def plan_batch_size(config: ImageConfig, limit: int, capacity: int | None) -> "Plan":
     """Searches by compiling; for a process of its own, since it takes the device."""
-    from jaxdl.data.sources import open_source
+    from jaxdl.data.images.sources import open_source
     from jaxdl.planning import batch_size
     from jaxdl.train.report import Progress
 
@@ -292,7 +292,7 @@ def plan_batch_size(config: ImageConfig, limit: int, capacity: int | None) -> "P
 
 def plan_accumulation(config: ImageConfig, micro_batch: int, usable: int) -> "Need | None":
     """Searches the number of micro-batches likewise."""
-    from jaxdl.data.sources import open_source
+    from jaxdl.data.images.sources import open_source
     from jaxdl.planning import batch_size
     from jaxdl.train.report import Progress
 
@@ -323,7 +323,7 @@ def try_downwards(config: ImageConfig, plan: "Plan") -> "tuple[int | None, list[
 
 def try_batch(config: ImageConfig, batch: int) -> "Trial":
     """Makes one real update; for a process of its own."""
-    from jaxdl.data.sources import open_source
+    from jaxdl.data.images.sources import open_source
     from jaxdl.planning import batch_size
 
     environment.compilation_cache()

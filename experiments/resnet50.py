@@ -9,7 +9,7 @@ from jaxdl.config import ImageConfig
 from jaxdl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jaxdl.data.types import Source
+    from jaxdl.data.images.types import Source
     from jaxdl.train.task import Classification
 
 PRESETS = Path(__file__).resolve().parents[1] / "configs" / "resnet50"
@@ -19,8 +19,8 @@ def run(config: ImageConfig) -> int:
     """Builds what the configuration names, and trains it."""
     environment.prepare(config.memory.allocator)
     # JAX is imported only now: it reads the environment, and `--help` should not wait for it.
-    from jaxdl.data.loader import ImageFeed
-    from jaxdl.data.sources import open_source
+    from jaxdl.data.images.batches import ImageFeed
+    from jaxdl.data.images.sources import open_source
     from jaxdl.parallel.processes import joined
     from jaxdl.train.loop import train
 
@@ -63,6 +63,7 @@ def build_task(config: ImageConfig, train_source: "Source") -> "Classification":
         mean=train_source.mean,
         std=train_source.std,
         label_smoothing=config.optimizer.label_smoothing,
+        mixed=bool(config.data.mixup or config.data.cutmix),
         output_dtype=policy.output,
     )
 

@@ -45,7 +45,7 @@ def build(name: str, config: ImageConfig, *, length: int, scan: bool = True) -> 
     """
     # JAX is imported only now: a program's arguments are checked before.
     from experiments.tagging import Tagging
-    from jaxdl.data.sources import open_source
+    from jaxdl.data.images.sources import open_source
     from jaxdl.models.attention import DOTS, OTHERS
     from jaxdl.models.circular import Circular
     from jaxdl.models.remat import Remat

@@ -12,8 +12,9 @@ from typing import Any
 import jax
 
 from jaxdl.config import ImageConfig, ImageDataConfig
-from jaxdl.data.loader import train_batches
-from jaxdl.data.types import Batch, Source
+from jaxdl.data.images.batches import train_batches
+from jaxdl.data.images.types import Source
+from jaxdl.data.types import Batch
 from jaxdl.errors import ConfigError
 from jaxdl.parallel.mesh import batch_shards, make_mesh
 from jaxdl.planning.capacity import MARGIN, device_capacity, show_bytes

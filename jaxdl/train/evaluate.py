@@ -8,6 +8,8 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxdl.errors import DataError
+
 IN_FLIGHT = 2
 """Steps dispatched ahead of the one whose results are being read."""
 
@@ -39,6 +41,9 @@ def evaluate(
     Returns:
         The metrics and `count`, the number of examples, or None if
         abandoned.
+
+    Raises:
+        DataError: no example counts.
     """
     values: dict[str, list[NDArray[np.float64]]] = {}
     pending: deque[dict[str, jax.Array]] = deque()
@@ -59,5 +64,9 @@ def evaluate(
     while pending:
         settle()
     columns = {name: np.concatenate(parts) for name, parts in values.items()}
+    if not len(next(iter(columns.values()))):
+        raise DataError(
+            "none of the examples to evaluate on could be read: mend the files that the log names"
+        )
     rounded = {name: float(f"{value:.6g}") for name, value in scores(columns).items()}
     return rounded | {"count": len(next(iter(columns.values())))}

@@ -38,6 +38,7 @@ from jaxdl.train.evaluate import evaluate
 from jaxdl.train.program import prepare
 from jaxdl.train.report import Progress, open_reporter
 from jaxdl.train.signals import Agreement, StopRequest
+from jaxdl.train.skips import Skips
 from jaxdl.train.step import Metrics
 from jaxdl.train.task import Task
 
@@ -107,6 +108,11 @@ def train(
                 f"precision.policy {config.precision.policy} keeps parameters in 16 bits: updates smaller "
                 "than half a unit in the last place are lost"
             )
+        if feed.dropped:
+            progress.say(
+                f"data.remainder drop: each epoch leaves out {feed.dropped:,} of "
+                f"{feed.examples + feed.dropped:,} examples, which fill no batch"
+            )
         for change in changes:
             progress.say(f"changed since the last attempt: {change}")
         restored = checkpoints.restore(program.state) if config.resume else None
@@ -151,10 +157,19 @@ def train(
             )
         )
 
+        skips = Skips(
+            share=feed.max_bad,
+            examples=feed.examples,
+            batch_size=config.data.batch_size,
+            total=record.get("skipped_examples", 0),
+        )
+
         def receive(step: int, metrics: dict[str, Any]) -> None:
             stop.hear(metrics)
+            skips.hear(metrics)
             beat(step)
             reporter.update(step, metrics)
+            skips.check(step)
 
         in_flight = InFlight(receive, leaf_names(program.state.params), config.precision.max_skipped_updates)
         trace = stack.enter_context(
@@ -176,12 +191,14 @@ def train(
                     eval_step, task.scores, state.evaluated, evaluation, put, lambda: bool(stop), stop.hear
                 )
             if result is not None:
+                skips.check_evaluation(result["count"], feed.eval_examples)
                 losses[step] = result["loss"]
                 reporter.evaluation_line(step, result, weights="raw" if state.ema is None else "ema")
 
         def save() -> None:
             # Only what is known to be finite reaches the disk.
             in_flight.settle()
+            epoch, index = divmod(step * config.data.batch_size, feed.examples)
             with reporter.pause():
                 reporter.sync()
                 checkpoints.save(
@@ -191,6 +208,9 @@ def train(
                         "config": run_yaml(config),
                         "task": type(task).__name__,
                         "examples_seen": step * config.data.batch_size,
+                        # Where the next batch begins; it follows from the step, and is here to be read.
+                        "position": {"epoch": epoch, "index": index},
+                        "skipped_examples": skips.total,
                         "window": reporter.window,
                     },
                     score=reporter.scores.get(step),
@@ -226,7 +246,7 @@ def train(
                     trace(step)
                     state, metrics = train_step(state, put(batch))
                     step += 1
-                    in_flight.add(step, metrics)
+                    in_flight.add(step, metrics | stop.known(batch))
                     if step % config.train.log_every == 0 or step == program.updates:
                         in_flight.settle()
                         reporter.training_line()

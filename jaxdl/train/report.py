@@ -19,6 +19,8 @@ from tensorboardX import SummaryWriter
 from jaxdl.parallel.processes import on_first
 from jaxdl.train.rundir import MetricsFile, write_summary
 
+_LONG_WAIT = 0.1  # share of the time of training that is worth telling
+
 
 class Clock:
     """Time spent training, leaving out what is announced as a pause."""
@@ -149,8 +151,10 @@ class Reporter:
         self._events = _rewrite_events(directory / "events", self._lines)
         self._learning_rate = math.nan
         self._scaling: dict[str, float] = {}
+        self._skipped: dict[str, int] = {}
         self._rate: float | None = None
         self._timed_updates, self._input_wait = 0, 0.0
+        self._waited, self._trained = 0.0, 0.0
         self._clock = Clock()
 
     def pause(self) -> contextlib.AbstractContextManager[None]:
@@ -171,6 +175,7 @@ class Reporter:
         self._scaling = {
             name: float(metrics[name]) for name in ("loss_scale", "skipped_updates") if name in metrics
         }
+        self._skipped = {name: metrics[name] for name in ("skipped_examples",) if name in metrics}
         if np.all(metrics["finite"]) or not self._scaling:
             for name in ("loss", "gradient_norm"):
                 self.window[name] += float(metrics[name])
@@ -180,6 +185,7 @@ class Reporter:
     def training_line(self) -> None:
         """Writes the means since the last training line, throughput, and the share of time spent waiting."""
         seconds = self._clock.lap()
+        self._trained, self._waited = self._trained + seconds, self._waited + self._input_wait
         self._rate = self._timed_updates * self._batch_size / seconds
         applied = self.window["updates"] or math.nan
         values = {
@@ -190,6 +196,7 @@ class Reporter:
             "examples_per_second": self._rate,
             **{name: self._rate * size for name, size in self._units.items()},
             "input_wait": self._input_wait / seconds,
+            **self._skipped,
         }
         self.window = dict.fromkeys(self.window, 0.0)
         self._timed_updates, self._input_wait = 0, 0.0
@@ -219,12 +226,19 @@ class Reporter:
             "evaluation": self._evaluation,
             "best": None if best is None else {"step": best, self._ranked_by: self.scores[best]},
             "examples_per_second": self._median_rate(),
+            "input_wait": self._waited / self._trained if self._trained else None,
             "peak_memory_bytes": peak_memory(),
             **values,
         }
         write_summary(self._directory / "summary.json", summary)
         if best is not None:
             self._progress.say(f"best {self._ranked_by} {self.scores[best]:.4f} after update {best}")
+        if self._waited > _LONG_WAIT * self._trained:
+            self._progress.say(
+                f"{self._waited / self._trained:.0%} of the training time was spent waiting for data: raise "
+                "data.workers, or prepare smaller images (python -m experiments.prepare); python -m "
+                "experiments.benchmark input measures each stage"
+            )
         self._progress.say(f"{status} after update {self._step}; everything is in {self._directory}")
 
     def sync(self) -> None:

@@ -76,11 +76,15 @@ class Agreement:
         return self._heard if self._several else bool(self._request)
 
     def vote(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Adds this process's wish to its part of a batch."""
+        """Adds this process's wish to its part of a batch; a single one's step is told nothing."""
         if not self._several:
-            return batch
+            return {name: array for name, array in batch.items() if name != "skipped"}
         examples = len(next(iter(batch.values())))
         return batch | {"stop": np.full(examples, bool(self._request))}
+
+    def known(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Gives as metrics what a single process knows of a batch without its step: how many were skipped."""
+        return {} if self._several or "skipped" not in batch else {"skipped": batch["skipped"].sum()}
 
     def hear(self, metrics: dict[str, Any]) -> None:
         """Takes in what a step tells; `stop` is taken out of the metrics."""

@@ -65,8 +65,8 @@ class TrainStep:
             `jax.tree.leaves(state.params)`, then one for loss and statistics.
             Where the loss is scaled there are also `loss_scale`, the one used,
             and the counts `skipped_updates` and `skipped_in_a_row` after this
-            update. Where the batch has a bool `stop` [batch], `stop` counts those
-            that are true.
+            update. Where the batch has a bool `stop` or `skipped` [batch], the metric
+            of that name counts those that are true.
         """
         batch = self.task.weigh(batch, self.replicas.total)
         keys = self.keys(state, self.replicas.positions(examples_in(batch)))
@@ -79,8 +79,9 @@ class TrainStep:
         # ResNet-50 took three times as long).
         bad = jnp.dot(jnp.where(finite, 0.0, 1.0), jnp.ones(finite.shape, jnp.float32))
         metrics = self.metrics(state, loss, norm, finite, bad == 0)
-        if "stop" in batch:
-            metrics["stop"] = self.replicas.total(batch["stop"].astype(jnp.int32).sum())
+        for name in ("stop", "skipped"):
+            if name in batch:
+                metrics[name] = self.replicas.total(batch[name].astype(jnp.int32).sum())
         return self.settle(state, proposed, bad == 0), metrics
 
     def matmul_precision(self) -> contextlib.AbstractContextManager[Any]:

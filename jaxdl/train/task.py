@@ -12,7 +12,7 @@ import optax
 from flax import linen as nn
 from numpy.typing import NDArray
 
-from jaxdl.data.transforms import normalize
+from jaxdl.data.images.normalize import normalize
 from jaxdl.errors import ConfigError
 from jaxdl.parallel.pipeline.chain import Link
 
@@ -109,6 +109,7 @@ class Classification(Task):
         mean: mean of each colour channel, in units of the full range.
         std: standard deviation of each channel, likewise.
         label_smoothing: probability mass spread evenly over the classes (Szegedy et al. 2015).
+        mixed: whether training batches hold `other` and `share`, as those of mixup and CutMix do.
         output_dtype: dtype to which the logits are rounded; losses are computed in float32.
     """
 
@@ -117,6 +118,7 @@ class Classification(Task):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     label_smoothing: float = 0.0
+    mixed: bool = False
     output_dtype: Any = jnp.float32
 
     def init(self, key: jax.Array) -> tuple[Any, Any]:
@@ -156,6 +158,8 @@ class Classification(Task):
             "image": ((self.image_size, self.image_size, len(self.mean)), jnp.uint8),
             "label": ((), jnp.int32),
         }
+        if self.mixed:
+            shapes |= {"other": ((), jnp.int32), "share": ((), jnp.float32)}
         return {
             name: jax.ShapeDtypeStruct((examples, *shape), dtype)  # type: ignore[misc]  # an abstract batch
             for name, (shape, dtype) in shapes.items()
@@ -187,7 +191,7 @@ class Classification(Task):
                 y, updated = module.apply(variables, x, True, mutable=["batch_stats"])
                 return y, updated["batch_stats"]
 
-            reads = ("image",) * first + ("label",) * last
+            reads = ("image",) * first + (("label", "other", "share") if self.mixed else ("label",)) * last
             return Link((module.name or "",), apply, reads)
 
         return [link(place) for place in range(len(modules))]
@@ -198,7 +202,11 @@ class Classification(Task):
     def _summed(self, logits: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """The summed loss and the number of examples."""
         logits = logits.astype(self.output_dtype).astype(jnp.float32)
-        targets = optax.smooth_labels(jax.nn.one_hot(batch["label"], logits.shape[-1]), self.label_smoothing)
+        targets = jax.nn.one_hot(batch["label"], logits.shape[-1])
+        if self.mixed:
+            share = batch["share"][:, None]
+            targets = share * targets + (1 - share) * jax.nn.one_hot(batch["other"], logits.shape[-1])
+        targets = optax.smooth_labels(targets, self.label_smoothing)
         losses = optax.softmax_cross_entropy(logits, targets)
         return losses.sum(), jnp.float32(losses.size)
 

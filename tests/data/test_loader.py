@@ -3,13 +3,15 @@
 import itertools
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from jaxdl.config import ImageDataConfig
-from jaxdl.data.loader import eval_batches, round_up, train_batches, updates_in
-from jaxdl.data.types import Source
+from jaxdl.data.images.batches import ImageFeed, eval_batches, examples_per_epoch, train_batches
+from jaxdl.data.images.types import Pixels, Source
+from jaxdl.data.loader import round_up, updates_in
 from jaxdl.errors import ConfigError, DataError
 
 N = 13
@@ -23,7 +25,7 @@ def numbered(length=N, *, bad=None, same=False, augment="none"):
         if index == bad:
             raise DataError(f"picture-{index}.jpg is damaged")
         pixels = np.random.default_rng(0 if same else index).integers(256, size=(12, 10, 3), dtype=np.uint8)
-        return {"image": pixels, "label": index}
+        return {"image": Pixels(pixels), "label": index}
 
     return Source("numbered", "train", length, read, num_classes=length, augment=augment, photographs=True)
 
@@ -252,3 +254,91 @@ def test_updates():
 
 def test_round_up():
     assert [round_up(value, 8) for value in (1, 8, 9)] == [8, 8, 16]
+
+
+# What fills no batch
+
+
+def test_remainder_dropped_is_another_part_in_each_epoch():
+    settings = config(batch=4, remainder="drop")
+    assert examples_per_epoch(settings, N) == 12
+    order = labels(take(train_batches(numbered(), settings, seed=0), 9)).reshape(3, 12)
+    whole = labels(take(train_batches(numbered(), config(batch=4), seed=0), 10))
+    for epoch, part in enumerate(order):
+        # The same permutation, but for its end.
+        np.testing.assert_array_equal(part, whole[epoch * N : epoch * N + 12])
+    assert len({next(iter(set(range(N)) - set(part))) for part in order.tolist()}) > 1
+    resumed = take(train_batches(numbered(), settings, seed=0, start=4), 5)
+    np.testing.assert_array_equal(labels(resumed), order.reshape(-1)[16:])
+
+
+def test_nothing_to_drop_and_nothing_left():
+    assert examples_per_epoch(config(batch=13, remainder="drop"), N) == N
+    with pytest.raises(ConfigError, match=r"drop leaves nothing: 13 examples do not fill a batch of 14"):
+        train_batches(numbered(), config(batch=14, remainder="drop"), seed=0)
+    feed = ImageFeed(config(batch=4, remainder="drop"), numbered(), numbered())
+    assert (feed.examples, feed.dropped, feed.eval_examples) == (12, 1, N)
+
+
+# Images mixed in pairs
+
+
+def mixed_config(batch, **other):
+    return config(batch=batch, mixup=1.0, cutmix=1.0, **other)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4, 48])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pairs_do_not_depend_on_the_batch(batch, workers):
+    def columns(batch, workers):
+        made = take(train_batches(numbered(), mixed_config(batch, workers=workers), seed=7), -(-96 // batch))
+        return {key: np.concatenate([b[key] for b in made])[:96] for key in made[0]}
+
+    expected, got = columns(2, 0), columns(batch, workers)
+    assert expected.keys() == {"image", "label", "other", "share"}
+    for key, column in expected.items():
+        np.testing.assert_array_equal(got[key], column)
+    # Each is the other of its other.
+    np.testing.assert_array_equal(expected["other"].reshape(-1, 2)[:, ::-1].ravel(), expected["label"])
+    assert (expected["share"].dtype, expected["other"].dtype) == (np.float32, np.int32)
+    assert 0 <= expected["share"].min() < 0.2 < 0.8 < expected["share"].max() <= 1
+    assert len(set(expected["share"].tolist())) > 40
+
+
+def test_mixed_is_what_was_augmented_alone():
+    """With a share of nearly 1 the image is the one without mixing, so its crop was the same."""
+    plain = take(train_batches(numbered(), config(batch=8, augment="crop_flip"), seed=3), 12)
+    settings = config(batch=8, augment="crop_flip", mixup=1.0)
+    mixed = take(train_batches(numbered(), settings, seed=3), 12)
+    near = 0
+    for one, other in zip(plain, mixed, strict=True):
+        np.testing.assert_array_equal(one["label"], other["label"])
+        for row in np.flatnonzero(other["share"] > 0.99):
+            assert np.abs(one["image"][row].astype(int) - other["image"][row]).max() <= 3
+            near += 1
+    assert near
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_processes_share_mixed_batches(count):
+    whole = take(train_batches(numbered(), mixed_config(6), seed=0), 9)
+    parts = [
+        take(train_batches(numbered(), mixed_config(6), seed=0, process_index=i, process_count=count), 9)
+        for i in range(count)
+    ]
+    joined = [{k: np.concatenate([p[k] for p in step]) for k in step[0]} for step in zip(*parts, strict=True)]
+    assert_same(joined, whole)
+
+
+def test_every_augmentation_is_seeded_by_the_example():
+    """All at once, on copies of one image, in threads: different in each place, and the same again."""
+    settings = config(
+        batch=8, workers=3, augment="crop_flip", policy="randaugment", color_jitter=0.4, erasing=0.5
+    )
+    first = take(train_batches(numbered(8, same=True), settings, seed=1), 2)
+    assert len({image.tobytes() for batch in first for image in batch["image"]}) == 16
+    again = replace(settings, workers=0)
+    assert_same(take(train_batches(numbered(8, same=True), again, seed=1), 2), first)
+    trivial = replace(settings, policy="trivialaugment")
+    other = take(train_batches(numbered(8, same=True), trivial, seed=1), 2)
+    assert not np.array_equal(other[0]["image"], first[0]["image"])

@@ -9,8 +9,8 @@ from PIL import Image
 
 from jaxdl.commandline import parse
 from jaxdl.config import ImageConfig
-from jaxdl.data.loader import train_batches
-from jaxdl.data.sources import open_source
+from jaxdl.data.images.batches import train_batches
+from jaxdl.data.images.sources import open_source
 from tests.experiments.processes import lines, parameters, run, summary
 
 BATCH = 16

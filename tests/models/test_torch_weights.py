@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from jaxdl import models
 from jaxdl.config import ImageConfig, ImageDataConfig, OptimizerConfig, TrainConfig
-from jaxdl.data.loader import ImageFeed
-from jaxdl.data.sources import open_source
+from jaxdl.data.images.batches import ImageFeed
+from jaxdl.data.images.sources import open_source
 from jaxdl.errors import CheckpointError, ConfigError
 from jaxdl.models.torch_weights import load_torch_weights
 from jaxdl.train.checkpoint import Checkpointer

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxdl.config import ImageConfig, ImageDataConfig, MemoryConfig, ParallelConfig, TrainConfig
-from jaxdl.data.sources import open_source
+from jaxdl.data.images.sources import open_source
 from jaxdl.errors import ConfigError
 from jaxdl.planning.batch_size import fitting_accumulation, largest, need, plan_batch_size, try_step
 from jaxdl.planning.isolated import in_own_process

@@ -14,8 +14,8 @@ from jaxdl.config import (
     PrecisionConfig,
     TrainConfig,
 )
-from jaxdl.data.loader import train_batches
-from jaxdl.data.sources import open_source
+from jaxdl.data.images.batches import train_batches
+from jaxdl.data.images.sources import open_source
 from jaxdl.train.finders import range_program, range_test, smoothed, smoothing_over, suggest
 from jaxdl.train.program import prepare
 from jaxdl.train.task import Task

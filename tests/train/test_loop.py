@@ -13,8 +13,9 @@ from flax import linen as nn
 
 from jaxdl.commandline import parse
 from jaxdl.config import ImageConfig
-from jaxdl.data.loader import ImageFeed, train_batches
-from jaxdl.data.sources import open_source
+from jaxdl.data.images.batches import ImageFeed, train_batches
+from jaxdl.data.images.sources import open_source
+from jaxdl.data.images.types import Pixels
 from jaxdl.errors import ConfigError, DataError, DivergedError
 from jaxdl.train.loop import train
 from jaxdl.train.program import prepare
@@ -95,7 +96,7 @@ def tampered(source, *, white=(), unreadable=()):
         if index in unreadable:
             raise DataError(f"example {index} cannot be read")
         example = source.read(index)
-        return example | {"image": np.full_like(example["image"], 255)} if index in white else example
+        return example | {"image": Pixels(np.full((8, 8, 3), 255, np.uint8))} if index in white else example
 
     return replace(source, read=read)
 

@@ -5,7 +5,7 @@ Example `p` of a run lies in epoch `p // N`, and its index is that epoch's permu
 """
 
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -69,9 +69,8 @@ def train_batches(
         return source.example(int(order[position]), position // len(source), example_seed)
 
     return batches_of(
-        example,
+        *_writers(source.example(0, 0, 0), example),
         ENDLESS,
-        _stack,
         batch_size=batch_size,
         workers=workers,
         start=start,
@@ -108,13 +107,9 @@ class EvalBatches:
         def example(position: int) -> Batch:
             return self.source.example(position, 0, 0) | {"mask": np.array(1, np.float32)}
 
-        def stack(examples: list[Batch], count: int) -> Batch:
-            return _stack(examples or [_zeros(example(0))], count)
-
         return batches_of(
-            example,
+            *_writers(example(0), example),
             len(self.source),
-            stack,
             batch_size=self.batch_size,
             workers=self.workers,
             process_index=self.process_index,
@@ -142,6 +137,16 @@ class TextFeed:
         return len(self.train)
 
     @property
+    def dropped(self) -> int:
+        """See `Feed.dropped`."""
+        return 0
+
+    @property
+    def max_bad(self) -> float:
+        """See `Feed.max_bad`; damaged text is found when it is opened."""
+        return 0.0
+
+    @property
     def eval_examples(self) -> int:
         """See `Feed.eval_examples`."""
         return len(self.evaluation)
@@ -159,14 +164,18 @@ class TextFeed:
         return EvalBatches(self.evaluation, size, config.workers, process_count=process_count, **share)
 
 
-def _zeros(example: Batch) -> Batch:
-    return {key: np.zeros_like(value) for key, value in example.items()}
+def _writers(
+    like: Batch, example: Callable[[int], Batch]
+) -> tuple[Callable[[int], Batch], Callable[[Batch, range], None]]:
+    """Gives what makes arrays of zeros for rows like an example, and what writes the examples at
+    positions."""
 
+    def empty(rows: int) -> Batch:
+        return {name: np.zeros((rows, *array.shape), array.dtype) for name, array in like.items()}
 
-def _stack(examples: list[Batch], count: int) -> Batch:
-    """Makes a batch of `count`, of which those past the given examples are zeros."""
-    stacked: Batch = {}
-    for key, first in examples[0].items():
-        stacked[key] = np.zeros((count, *first.shape), first.dtype)
-        np.stack([example[key] for example in examples], out=stacked[key][: len(examples)])
-    return stacked
+    def fill(batch: Batch, positions: range) -> None:
+        for row, position in enumerate(positions):
+            for name, array in example(position).items():
+                batch[name][row] = array
+
+    return empty, fill

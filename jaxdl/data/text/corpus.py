@@ -6,7 +6,9 @@ its own name; its name holds a digest of all that it depends on, so it is
 never that of another text or tokenizer.
 """
 
+import contextlib
 import errno
+import fcntl
 import functools
 import itertools
 import json
@@ -25,10 +27,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxdl.data.images import printable
+from jaxdl.data.files import cache_directory, printable
+from jaxdl.data.parallel import OrderedMap
 from jaxdl.data.text.documents import Documents, digest_of
 from jaxdl.data.text.growing import GrowingArray
-from jaxdl.data.text.parallel import OrderedMap
 from jaxdl.data.text.wordpiece import WordPiece, from_json, sentences
 from jaxdl.errors import DataError
 
@@ -60,7 +62,7 @@ class Corpus:
 
 def default_directory() -> Path:
     """Returns where corpora lie: `jaxdl/text` within `XDG_CACHE_HOME` or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxdl" / "text"
+    return cache_directory("text")
 
 
 def open_corpus(documents: Documents, tokenizer: WordPiece, directory: Path, over: OrderedMap) -> Corpus:
@@ -162,22 +164,37 @@ def _build(place: Path, documents: Documents, tokenizer: WordPiece, over: Ordere
     )
 
 
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Lets one process at a time publish in a directory, or what it publishes might be moved away as
+    damaged."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        # Some network file systems have no locks; a lost race there is an error, and no wrong corpus.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _publish(built: Path, place: Path, name: str) -> Corpus | None:
     """Gives a complete directory its name, unless an equal one has it; a damaged one makes way."""
-    for attempt in range(5):
-        try:
-            built.rename(place)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-        corpus = _load(place, name)
-        if corpus is not None:
-            return corpus
-        try:
-            place.rename(built.with_name(f"damaged-{attempt}"))  # removed with the scratch directory
-        except FileNotFoundError:  # another process was faster
-            continue
-        _log.warning("%s was damaged and is made anew", printable(place))
+    with _alone(place.parent):
+        for attempt in range(5):
+            try:
+                built.rename(place)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            corpus = _load(place, name)
+            if corpus is not None:
+                return corpus
+            try:
+                place.rename(built.with_name(f"damaged-{attempt}"))  # removed with the scratch directory
+            except FileNotFoundError:  # another process was faster
+                continue
+            _log.warning("%s was damaged and is made anew", printable(place))
     return None
 
 

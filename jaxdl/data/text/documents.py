@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from jaxdl.data.images import printable
-from jaxdl.data.records import _version_directory
-from jaxdl.data.text.parallel import OrderedMap, in_turn
+from jaxdl.data.files import printable
+from jaxdl.data.images.sources.records import version_directory
+from jaxdl.data.parallel import OrderedMap, in_turn
 from jaxdl.errors import ConfigError, DataError
 
 Separation = Literal["file", "blank_line"]
@@ -97,7 +97,7 @@ def open_tfds_text(directory: Path, dataset: str, split: str, feature: str = "te
     """
     import tensorflow_datasets as tfds  # only this source needs it
 
-    version = _version_directory(directory, dataset)
+    version = version_directory(directory, dataset)
     where = printable(version)
     try:
         builder = tfds.builder_from_directory(str(version))

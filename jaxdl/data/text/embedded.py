@@ -13,8 +13,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from jaxdl.data.parallel import OrderedMap
 from jaxdl.data.text.documents import Documents, digest_of
-from jaxdl.data.text.parallel import OrderedMap
 
 PACKAGES = (
     "numpy", "scipy", "sklearn", "jax", "flax", "optax", "orbax", "grain", "tensorflow_datasets",

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxdl.data.images import printable
+from jaxdl.data.files import printable
 from jaxdl.data.text.rows import Row, read_rows
 from jaxdl.data.text.wordpiece import WordPiece
 from jaxdl.data.types import Batch

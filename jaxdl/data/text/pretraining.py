@@ -9,11 +9,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxdl.data.parallel import process_map
 from jaxdl.data.text.corpus import Corpus, default_directory, open_corpus
 from jaxdl.data.text.documents import Documents
 from jaxdl.data.text.examples import Units, check_pairs, chunks, full_sentences, packed, pair, units_of
 from jaxdl.data.text.masking import Masking
-from jaxdl.data.text.parallel import process_map
 from jaxdl.data.text.training import trained
 from jaxdl.data.text.wordpiece import WordPiece, load
 from jaxdl.data.types import Batch, Split

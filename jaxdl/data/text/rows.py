@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxdl.data.images import printable
+from jaxdl.data.files import printable
 from jaxdl.errors import ConfigError, DataError
 
 # JSON can spell half of a surrogate pair, which is no character and which the tokenizer does not take.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxdl.config import LabelledDataConfig, TextDataConfig
-from jaxdl.data.images import printable
+from jaxdl.data.files import printable
 from jaxdl.data.text.documents import Documents, open_files, open_tfds_text
 from jaxdl.data.text.embedded import open_embedded
 from jaxdl.data.text.labelled import LabelledSource, open_labelled

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxdl.data.images import printable
+from jaxdl.data.files import printable
 from jaxdl.data.text.labelled import laid_out
 from jaxdl.data.text.rows import has_half_character, kind_of, read_utf8
 from jaxdl.data.text.wordpiece import WordPiece

@@ -1,16 +1,15 @@
 """A vocabulary made from a corpus: by the same corpus always the same one, kept on disk."""
 
 import contextlib
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from jaxdl.data.images import printable
+from jaxdl.data.files import printable, replacing
+from jaxdl.data.parallel import OrderedMap
 from jaxdl.data.text.documents import Documents, digest_of
-from jaxdl.data.text.parallel import OrderedMap
 from jaxdl.data.text.wordpiece import CONTINUES, SPECIAL, WordPiece, from_vocabulary, load, normalizer
 from jaxdl.errors import DataError
 
@@ -80,12 +79,8 @@ def trained(
         return load(path, lowercase=lowercase)
     tokenizer = train(lambda: documents.read(over), size=size, lowercase=lowercase)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all, whoever else writes it at the same time.
-        with tempfile.TemporaryDirectory(dir=directory, prefix=".building-") as scratch:
-            part = Path(scratch, path.name)
-            part.write_text(tokenizer.serialized, "utf-8")
-            part.replace(path)
+        with replacing(path) as written:
+            written.write_text(tokenizer.serialized, "utf-8")
     except OSError as error:
         raise DataError(
             f"{printable(directory)} cannot be written ({error.strerror}): set data.cache"

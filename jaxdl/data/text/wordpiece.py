@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from jaxdl.data.images import printable
+from jaxdl.data.files import printable
 from jaxdl.data.text.documents import digest_of
 from jaxdl.errors import DataError
 

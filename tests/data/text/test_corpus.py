@@ -10,11 +10,11 @@ import threading
 import numpy as np
 import pytest
 
+from jaxdl.data.parallel import in_turn, process_map
 from jaxdl.data.text import corpus as corpora
 from jaxdl.data.text.corpus import default_directory, open_corpus
 from jaxdl.data.text.documents import open_files
 from jaxdl.data.text.growing import GrowingArray
-from jaxdl.data.text.parallel import in_turn, process_map
 from jaxdl.data.text.training import trained
 from jaxdl.data.text.wordpiece import sentences
 from jaxdl.errors import DataError

@@ -2,6 +2,9 @@
 
 import itertools
 import multiprocessing
+import os
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -14,7 +17,7 @@ from jaxdl.errors import DataError
 _A = TypeVar("_A")
 _B = TypeVar("_B")
 
-_AHEAD = 3  # tasks in flight for each process: memory stays bounded however large the corpus is
+_AHEAD = 3  # tasks in flight for each process: memory stays bounded however large the data are
 
 
 class OrderedMap(Protocol):
@@ -35,7 +38,8 @@ def process_map(count: int) -> Iterator[OrderedMap]:
     """Gives a map over `count` new processes, or over none but this one where `count` is at most 1.
 
     The processes are spawned, since the threads of jax and tokenizers may hold locks that a fork would
-    copy. They start with the first task. A function and its items must be picklable.
+    copy. They start with the first task, and end with this process, in whatever way it ends. A function and
+    its items must be picklable.
 
     Raises:
         DataError: from the map, where a process was lost.
@@ -43,7 +47,8 @@ def process_map(count: int) -> Iterator[OrderedMap]:
     if count <= 1:
         yield in_turn
         return
-    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(count, mp_context=spawn, initializer=_follow_parent)
 
     def ordered(function: Callable[[_A], _B], items: Iterable[_A], /) -> Iterator[_B]:
         remaining = iter(items)
@@ -57,11 +62,28 @@ def process_map(count: int) -> Iterator[OrderedMap]:
                     waiting.append(pool.submit(function, item))
         except BrokenProcessPool as error:
             raise DataError(
-                "a process that prepared text was lost (killed for want of memory, or the program has "
-                "no `if __name__ == '__main__'`): set data.processes 1"
+                "a process that prepared data was lost (killed for want of memory, or the program has "
+                "no `if __name__ == '__main__'`): set data.processes or --processes to 1"
             ) from error
 
+    wait = True
     try:
         yield ordered
+    except KeyboardInterrupt:
+        wait = False  # a task may take minutes, and the program is to end
+        raise
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=wait, cancel_futures=True)
+
+
+def _follow_parent() -> None:
+    """Makes a new process end when the one that started it does, and not before."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of them, and the first decides
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)  # without this it would wait for a next task for ever
+
+    threading.Thread(target=end_with_parent, daemon=True).start()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from jaxdl.config import ImageDataConfig
-from jaxdl.data.loader import eval_batches, train_batches
-from jaxdl.data.sources import SOURCES, open_source
-from jaxdl.data.types import Source
+from jaxdl.data.images.batches import eval_batches, train_batches
+from jaxdl.data.images.sources import SOURCES, open_source
+from jaxdl.data.images.types import Source
 from jaxdl.errors import DataError
 
 
@@ -33,6 +33,10 @@ def fashion(tmp_path, *, images=None, labels=None, prefix="train", suffix=""):
     return ImageDataConfig(name="fashion_mnist", dir=str(tmp_path), image_size=28)
 
 
+def pixels_of(source, index):
+    return source[index]["image"].pixels()
+
+
 def test_every_configurable_source_opens():
     names = ImageDataConfig.__dataclass_fields__["name"].type.__args__
     assert set(SOURCES) == set(names)
@@ -54,7 +58,7 @@ def test_digits():
     counts = np.bincount([held_out[i]["label"] for i in range(360)])
     assert counts.min() >= 34
     assert counts.max() <= 38
-    images = [source[i]["image"] for source in (train, held_out) for i in range(len(source))]
+    images = [pixels_of(source, i) for source in (train, held_out) for i in range(len(source))]
     assert {(image.shape, image.dtype) for image in images} == {((8, 8, 3), np.dtype(np.uint8))}
     everything = np.stack(images)
     assert (everything == everything[..., :1]).all()
@@ -65,7 +69,7 @@ def test_digits():
     whole = np.rint(load_digits().images * 255 / 16).astype(np.uint8)
     assert sorted(i.tobytes() for i in everything[..., 0]) == sorted(i.tobytes() for i in whole)
     again = open_source(config, "eval")
-    assert all(np.array_equal(again[i]["image"], held_out[i]["image"]) for i in range(360))
+    assert all(np.array_equal(pixels_of(again, i), pixels_of(held_out, i)) for i in range(360))
     pixels = everything[: len(train)] / 255
     assert train.mean == pytest.approx((pixels.mean(),) * 3)
     assert train.std == pytest.approx((pixels.std(),) * 3)
@@ -79,7 +83,7 @@ def test_idx(tmp_path, suffix):
     assert (len(source), source.num_classes, source.augment) == (4, 10, "shift_flip")
     for i in range(4):
         assert source[i]["label"] == LABELS[i]
-        np.testing.assert_array_equal(source[i]["image"], np.stack([PIXELS[i]] * 3, axis=-1))
+        np.testing.assert_array_equal(pixels_of(source, i), np.stack([PIXELS[i]] * 3, axis=-1))
     with pytest.raises(IndexError):
         source[4]
     with pytest.raises(DataError, match=r"neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte\.gz"):
@@ -139,18 +143,18 @@ def test_synthetic(size):
     train, held_out = open_source(config, "train"), open_source(config, "eval")
     assert (len(train), len(held_out), train.num_classes, train.augment) == (18, 5, 3, "none")
     assert [train[i]["label"] for i in range(6)] == [0, 1, 2, 0, 1, 2]
-    images = np.stack([source[i]["image"] for source in (train, held_out) for i in range(len(source))])
+    images = np.stack([pixels_of(source, i) for source in (train, held_out) for i in range(len(source))])
     assert (images.shape, images.dtype) == ((23, size, size, 3), np.uint8)
     assert len({image.tobytes() for image in images}) == 23
-    np.testing.assert_array_equal(train[7]["image"], open_source(config, "train")[7]["image"])
+    np.testing.assert_array_equal(pixels_of(train, 7), pixels_of(open_source(config, "train"), 7))
 
 
 def test_synthetic_can_be_learnt():
     config = ImageDataConfig(name="synthetic", image_size=16, synthetic_examples=40, synthetic_classes=4)
     train, held_out = open_source(config, "train"), open_source(config, "eval")
-    means = np.stack([np.mean([train[i]["image"] for i in range(c, 40, 4)], axis=0) for c in range(4)])
+    means = np.stack([np.mean([pixels_of(train, i) for i in range(c, 40, 4)], axis=0) for c in range(4)])
     for i in range(len(held_out)):
-        distances = ((means - held_out[i]["image"]) ** 2).sum(axis=(1, 2, 3))
+        distances = ((means - pixels_of(held_out, i)) ** 2).sum(axis=(1, 2, 3))
         assert distances.argmin() == held_out[i]["label"]
 
 

@@ -3,14 +3,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdl.data import transforms
+from jaxdl.data.images import transforms
+from jaxdl.data.images.normalize import normalize
+from jaxdl.data.images.types import Pixels
 
 
 def rng(seed=0):
     return np.random.default_rng(seed)
 
 
-def picture(height, width, seed=0):
+def array(height, width, seed=0):
     return rng(seed).integers(256, size=(height, width, 3), dtype=np.uint8)
 
 
@@ -20,22 +22,22 @@ def picture(height, width, seed=0):
 def test_every_shape_becomes_the_wanted_one(name, shape, photographs):
     transform = transforms.augmentation(name, 8, photographs=photographs)
     for seed in range(5):
-        result = transform(picture(*shape), rng(seed))
+        result = transform(Pixels(array(*shape)), rng(seed))
         assert (result.shape, result.dtype) == ((8, 8, 3), np.uint8)
 
 
 def test_fitting_image_is_left_alone():
-    image = picture(28, 28)
-    assert transforms.fit(image, 28, photographs=False) is image
+    image = array(28, 28)
+    assert transforms.fit(Pixels(image), 28, photographs=False) is image
 
 
 def test_photographs_are_cropped_to_the_centre():
     """224 of 256, as in the ImageNet recipe: the outer parts of a wide image are not seen."""
     image = np.zeros((256, 512, 3), np.uint8)
     image[16:240, 144:368] = 200
-    cropped = transforms.fit(image, 224, photographs=True)
+    cropped = transforms.fit(Pixels(image), 224, photographs=True)
     assert (cropped == 200).all()
-    assert transforms.fit(image, 224, photographs=False).min() == 0
+    assert transforms.fit(Pixels(image), 224, photographs=False).min() == 0
 
 
 def test_resize_does_not_alias():
@@ -59,16 +61,16 @@ def test_digits_move_by_one_pixel():
     """An eighth of 8 pixels."""
     move = transforms.augmentation("shift", 8, photographs=False)
     image = np.full((8, 8, 3), 255, np.uint8)
-    assert min(int((move(image, rng(seed)) > 0).sum()) for seed in range(50)) == 7 * 7 * 3
+    assert min(int((move(Pixels(image), rng(seed)) > 0).sum()) for seed in range(50)) == 7 * 7 * 3
 
 
 def test_shift_zero_keeps_the_image():
-    image = picture(4, 4)
+    image = array(4, 4)
     np.testing.assert_array_equal(transforms.shift(image, 0, rng()), image)
 
 
 def test_mirror_half_the_time():
-    image = picture(4, 4)
+    image = array(4, 4)
     mirrored = [np.array_equal(transforms.mirror(image, rng(seed)), image[:, ::-1]) for seed in range(400)]
     assert 160 < sum(mirrored) < 240
 
@@ -79,7 +81,7 @@ def test_crops_have_the_published_range():
     image = np.stack([rows, columns, rows], axis=-1).astype(np.uint8)
     areas, ratios = [], []
     for seed in range(500):
-        crop = transforms.random_resized_crop(image, 50, rng(seed)).astype(float)
+        crop = transforms.random_resized_crop(Pixels(image), 50, rng(seed)).astype(float)
         height = (crop[-1, 0, 0] - crop[0, 0, 0]) * 50 / 49
         width = (crop[0, -1, 1] - crop[0, 0, 1]) * 50 / 49
         areas.append(height * width / 10_000)
@@ -92,9 +94,9 @@ def test_crops_have_the_published_range():
 
 
 def test_normalize_inside_a_compiled_step():
-    images = picture(4, 4)[None]
+    images = array(4, 4)[None]
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
-    result = jax.jit(lambda x: transforms.normalize(x, mean, std))(images)
+    result = jax.jit(lambda x: normalize(x, mean, std))(images)
     assert (result.shape, result.dtype) == ((1, 4, 4, 3), jnp.float32)
     np.testing.assert_allclose(result, (images / 255 - mean) / std, rtol=1e-5, atol=1e-6)
-    assert transforms.normalize(jnp.asarray(images), mean, std, jnp.bfloat16).dtype == jnp.bfloat16
+    assert normalize(jnp.asarray(images), mean, std, jnp.bfloat16).dtype == jnp.bfloat16

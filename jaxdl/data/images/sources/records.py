@@ -1,12 +1,16 @@
 """Data sets that TensorFlow Datasets has prepared as array_record files, read without TensorFlow."""
 
+import contextlib
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
 
 from jaxdl.config import ImageDataConfig
-from jaxdl.data.images import decode_image, printable
-from jaxdl.data.types import Augment, Example, Source, Split
+from jaxdl.data.files import printable
+from jaxdl.data.images.decode import Encoded
+from jaxdl.data.images.types import Augment, Example, Source
+from jaxdl.data.types import Split
 from jaxdl.errors import ConfigError, DataError
 
 _INFO = "dataset_info.json"
@@ -28,9 +32,10 @@ def open_tfds(config: ImageDataConfig, split: Split) -> Source:
     """
     import tensorflow_datasets as tfds  # only this source needs it
 
+    keep_tensorflow_from_gpus()
     assert config.dir is not None  # ImageDataConfig has checked both
     assert config.dataset is not None
-    directory = _version_directory(Path(config.dir).expanduser(), config.dataset)
+    directory = version_directory(Path(config.dir).expanduser(), config.dataset)
     where = printable(directory)
     try:
         builder = tfds.builder_from_directory(str(directory))
@@ -79,7 +84,7 @@ def open_tfds(config: ImageDataConfig, split: Split) -> Source:
             example: dict[str, Any] = pair.deserialize_example_np(records[index], decoders=decoders)
         except Exception as error:  # the reader is C++ (RuntimeError), the parser is protobuf's
             raise DataError(f"{name} cannot be read ({error}): prepare the data set again") from error
-        return {"image": decode_image(example[image_key], name), "label": int(example[label_key])}
+        return {"image": Encoded(example[image_key], name), "label": int(example[label_key])}
 
     return Source(
         name="tfds",
@@ -93,6 +98,18 @@ def open_tfds(config: ImageDataConfig, split: Split) -> Source:
     )
 
 
+def keep_tensorflow_from_gpus() -> None:
+    """Hides all GPUs from TensorFlow, if it is installed: it would take their memory as soon as TFDS uses
+    it."""
+    if importlib.util.find_spec("tensorflow") is None:
+        return
+    import tensorflow as tf
+
+    # A RuntimeError: the program has used TensorFlow already, and decided by itself.
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_visible_devices([], "GPU")
+
+
 def _augment(shape: tuple[int | None, ...]) -> Augment:
     height, width, channels = shape
     if height is None or width is None or max(height, width) > _SMALL:
@@ -100,7 +117,7 @@ def _augment(shape: tuple[int | None, ...]) -> Augment:
     return "shift" if channels == 1 else "shift_flip"
 
 
-def _version_directory(root: Path, dataset: str) -> Path:
+def version_directory(root: Path, dataset: str) -> Path:
     """Finds the directory with the description; of several versions the newest.
 
     Not `tfds.builder`: it asks a bucket in the internet, and runs the data

@@ -1,10 +1,12 @@
 """TFDS data sets, made here as array_record files from encoded images, without TensorFlow."""
 
+import importlib.machinery
 import io
 import itertools
 import json
 import shutil
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -12,8 +14,8 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from jaxdl.config import ImageDataConfig
-from jaxdl.data.loader import train_batches
-from jaxdl.data.sources import open_source
+from jaxdl.data.images.batches import train_batches
+from jaxdl.data.images.sources import open_source
 from jaxdl.errors import ConfigError, DataError
 
 tfds.disable_progress_bar()
@@ -88,9 +90,9 @@ def check(source, count):
     seen = []
     for i in range(count):
         example = source[i]
-        number = example["image"].shape[0] - 10
+        number = example["image"].height - 10
         assert example["label"] == number % 3
-        assert np.abs(example["image"].astype(int) - (20 * number, 50, 100)).max() < 5
+        assert np.abs(example["image"].pixels().astype(int) - (20 * number, 50, 100)).max() < 5
         seen.append(number)
     return sorted(seen)
 
@@ -142,7 +144,7 @@ def test_supervised_keys_and_small_images(tmp_path):
     prepare(tmp_path, builder_class("Small", label="kind", shape=(28, 28, 1), supervised=("image", "kind")))
     source = open_source(config(tmp_path, dataset="small"), "train")
     assert (source.augment, source.photographs) == ("shift", False)
-    assert source[0]["image"].shape[2] == 3
+    assert source[0]["image"].pixels().shape[2] == 3
 
 
 def test_not_images_with_labels(tmp_path):
@@ -196,3 +198,14 @@ def test_label_out_of_range(copy):
     source = open_source(config(copy), "train")
     with pytest.raises(DataError, match=r"label 2 is not in 0\.\.1"):
         [source[i] for i in range(6)]
+
+
+def test_tensorflow_where_it_is_installed_gets_no_gpu(monkeypatch, root):
+    """It would take all the memory of the GPUs that JAX is to have."""
+    hidden = []
+    fake = types.ModuleType("tensorflow")
+    fake.__spec__ = importlib.machinery.ModuleSpec("tensorflow", None)
+    fake.config = types.SimpleNamespace(set_visible_devices=lambda *args: hidden.append(args))
+    monkeypatch.setitem(sys.modules, "tensorflow", fake)
+    open_source(config(root), "train")
+    assert hidden == [([], "GPU")]

@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from jaxdl.config import ImageDataConfig
-from jaxdl.data.images import decode_image, printable
-from jaxdl.data.sources import open_source
+from jaxdl.data.files import printable
+from jaxdl.data.images.decode import Encoded
+from jaxdl.data.images.sources import open_source
 from jaxdl.errors import DataError
 
 RED = (220, 30, 30)
@@ -36,6 +37,10 @@ def write(root, *names, data=None):
 
 def folder(root, split="train"):
     return open_source(ImageDataConfig(name="image_folder", dir=str(root)), split)
+
+
+def decode_image(data, name):
+    return Encoded(data, name).pixels()
 
 
 def near(image, colour, tolerance=40):
@@ -159,12 +164,12 @@ def test_odd_names(tmp_path, caplog):
         source = folder(tmp_path)
     assert source.class_names == ("été", r"\udcff")
     assert len(source) == 3
-    near(source[0]["image"], RED)
-    near(source[2]["image"], RED)
+    near(source[0]["image"].pixels(), RED)
+    near(source[2]["image"].pixels(), RED)
     caplog.text.encode()
     assert r"x\udcff.txt" in caplog.text
     with pytest.raises(DataError) as caught:
-        source[1]
+        source[1]["image"].pixels()
     assert r"\udcff/bad\udcfd\n.jpg is empty" in str(caught.value)
     str(caught.value).encode()
 
@@ -183,14 +188,14 @@ def test_truncated_file_is_named(tmp_path, kind):
     data = encoded(noise, kind)
     write(tmp_path, "train/a/broken.jpg", data=data[: len(data) // 2])
     with pytest.raises(DataError, match=r"train/a/broken\.jpg cannot be decoded .*: replace or remove it"):
-        folder(tmp_path)[0]
+        folder(tmp_path)[0]["image"].pixels()
 
 
 @pytest.mark.parametrize(("data", "message"), [(b"", "is empty"), (b"<html>not found", "cannot be decoded")])
 def test_file_that_is_no_image(tmp_path, data, message):
     write(tmp_path, "train/a/x.jpg", data=data)
     with pytest.raises(DataError, match=rf"x\.jpg {message}"):
-        folder(tmp_path)[0]
+        folder(tmp_path)[0]["image"].pixels()
 
 
 def test_file_removed_later(tmp_path):
@@ -203,7 +208,7 @@ def test_file_removed_later(tmp_path):
 
 def test_programs_are_not_started_for_a_picture():
     """Pillow alone would hand EPS to Ghostscript."""
-    with pytest.raises(DataError, match="cannot identify"):
+    with pytest.raises(DataError, match="its content is none of JPEG"):
         decode_image(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "x.jpg")
 
 
@@ -212,7 +217,7 @@ def test_programs_are_not_started_for_a_picture():
 
 def test_content_decides_not_the_name(tmp_path):
     write(tmp_path, "train/a/x.JPEG", data=plain(kind="PNG"))
-    near(folder(tmp_path)[0]["image"], RED, 0)
+    near(folder(tmp_path)[0]["image"].pixels(), RED, 0)
 
 
 def test_cmyk_stays_red():

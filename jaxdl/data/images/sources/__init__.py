@@ -3,17 +3,22 @@
 from collections.abc import Callable
 
 from jaxdl.config import ImageDataConfig
-from jaxdl.data.arrays import open_digits, open_fashion_mnist, open_synthetic
-from jaxdl.data.folder import open_image_folder
-from jaxdl.data.images import printable
-from jaxdl.data.records import open_tfds
-from jaxdl.data.types import Source, Split
+from jaxdl.data.files import printable
+from jaxdl.data.images.sources.arrays import open_arrays, open_digits, open_synthetic
+from jaxdl.data.images.sources.folder import open_image_folder
+from jaxdl.data.images.sources.idx import open_fashion_mnist
+from jaxdl.data.images.sources.imagenet import open_imagenet
+from jaxdl.data.images.sources.records import open_tfds
+from jaxdl.data.images.types import Source
+from jaxdl.data.types import Split
 from jaxdl.errors import DataError
 
 SOURCES: dict[str, Callable[[ImageDataConfig, Split], Source]] = {
+    "arrays": open_arrays,
     "digits": open_digits,
     "fashion_mnist": open_fashion_mnist,
     "image_folder": open_image_folder,
+    "imagenet": open_imagenet,
     "synthetic": open_synthetic,
     "tfds": open_tfds,
 }
