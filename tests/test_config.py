@@ -26,6 +26,12 @@ def test_defaults_need_only_a_length() -> None:
     assert ImageConfig(train=TRAIN).optimizer.step_epochs == (30.0, 60.0, 80.0)
 
 
+def test_a_tfds_set_may_be_named_with_its_source() -> None:
+    config = ImageDataConfig(name="tfds:cifar10:3.0.2", dir="/data")
+    assert (config.name, config.dataset) == ("tfds", "cifar10:3.0.2")
+    assert dataclasses.replace(config, batch_size=8).dataset == "cifar10:3.0.2"
+
+
 def test_every_option_has_a_default_and_a_meaning() -> None:
     for key, schema in options(ImageConfig).items():
         assert "default" in schema, key
@@ -40,6 +46,11 @@ def test_every_option_has_a_default_and_a_meaning() -> None:
         (lambda: ImageDataConfig(name="image_folder"), r"image_folder .* set data\.dir"),
         (lambda: ImageDataConfig(name="fashion_mnist", dir=""), r"set data\.dir"),
         (lambda: ImageDataConfig(name="tfds", dir="/data"), r"set data\.dataset"),
+        (lambda: ImageDataConfig(name="arrays"), r"arrays .* set data\.dir"),
+        (
+            lambda: ImageDataConfig(name="tfds:cifar10", dataset="mnist", dir="/data"),
+            r"data\.name tfds:cifar10 and data\.dataset mnist name two data sets",
+        ),
         (lambda: OptimizerConfig(step_epochs=(30, 30)), r"step_epochs must increase .* not 30, 30"),
         (lambda: OptimizerConfig(name="adamw", nesterov=True), r"nesterov works with optimizer\.name sgd"),
         (lambda: OptimizerConfig(epsilon=float("inf")), "finite"),
