@@ -42,7 +42,7 @@ def test_bytes_on_the_wire():
 
 def test_eight_bits_are_within_half_a_step():
     (update,) = updates(1)
-    sent, left = compression.compress(update, tree.zeros(update), "int8")
+    _, left = compression.compress(update, tree.zeros(update), "int8")
     for name in update:
         step = float(jnp.abs(update[name]).max()) / 127
         assert float(jnp.abs(left[name]).max()) <= step / 2 * 1.001

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jaxdl.parallel.exchange import ring
 
 MOST = 40
-"""Updates in a schedule. Update `k` adds one to entry `k`, so that weights say what is in them, and how often."""
+"""Updates in a schedule. Update `k` adds one to entry `k`, so weights say what is in them and how often."""
 
 
 def delta(number):
