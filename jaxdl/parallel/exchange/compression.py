@@ -71,11 +71,10 @@ _SHRINK: dict[str, Any] = {
 }
 
 
-def _expanded(like: Any, sent: Any) -> jax.Array:
+def _expanded(like: Any, sent: Any) -> Any:
     if not isinstance(sent, dict):
         return jnp.asarray(sent, like.dtype)
     if "scale" in sent:
         return (sent["values"].astype(jnp.float32) * sent["scale"]).astype(like.dtype)
     flat = jnp.zeros(math.prod(like.shape), like.dtype)
-    filled: jax.Array = flat.at[sent["places"]].set(sent["values"].astype(like.dtype))
-    return filled.reshape(like.shape)
+    return flat.at[sent["places"]].set(sent["values"].astype(like.dtype)).reshape(like.shape)
