@@ -7,4 +7,5 @@ tree.py      sums and multiples of trees
 ring.py      a token that goes round and is always the newest
 master.py    a master that workers send their updates to
 compression.py   smaller updates, of which nothing is lost
+spmd.py      the form within one compiled program
 """
