@@ -58,8 +58,8 @@ def test_photographs_are_trained_on_and_evaluated(tmp_path):
 
 
 def test_a_tfds_set_by_its_name(tmp_path):
-    prepare(tmp_path / "data", builder_class("Pictures"))
-    flags = ("--data.name", "tfds:pictures", "--data.dir", tmp_path / "data", "--data.batch_size", 4)
+    prepare(tmp_path / "data", builder_class("Paintings"))  # TFDS takes each name once
+    flags = ("--data.name", "tfds:paintings", "--data.dir", tmp_path / "data", "--data.batch_size", 4)
     size = ("--data.image_size", 16, "--data.workers", 2, "--train.steps", 3)
     done = run("--config", "configs/resnet50/test.yaml", *flags, *size, "--workdir", tmp_path / "run")
     assert done.returncode == 0, done.stderr
