@@ -31,9 +31,16 @@ def main() -> None:
     arguments, options = parse(sys.argv[1:])
     config = commandline.parse(PROGRAM, options, ImageConfig, resnet50.PRESETS / "digits.yaml")
     # Imported only now: a wrong argument should be refused at once.
+    from jaxdl.data.files import printable
     from jaxdl.data.images.prepare import Plan, prepare, verify
 
     root = Path(os.path.expanduser(arguments.to))  # noqa: PTH111 - leaves a ~user that does not exist
+    try:
+        os.fspath(root).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"--to {printable(root)} is not UTF-8, as the writer needs: choose another"
+        ) from None
     plan = Plan(config.data, root, arguments.name, arguments.size, arguments.quality, arguments.shard_size)
     if arguments.verify:
         examples = verify(plan.directory, arguments.processes, say)

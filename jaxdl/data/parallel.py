@@ -10,12 +10,16 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Protocol, TypeVar
 
 from jaxdl.errors import DataError
 
 _A = TypeVar("_A")
 _B = TypeVar("_B")
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Those that ask a run to stop."""
 
 _AHEAD = 3  # tasks in flight for each process: memory stays bounded however large the data are
 
@@ -48,18 +52,20 @@ def process_map(count: int) -> Iterator[OrderedMap]:
         yield in_turn
         return
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, mp_context=spawn, initializer=_follow_parent)
+    pool = ProcessPoolExecutor(count, mp_context=spawn, initializer=follow_parent)
 
     def ordered(function: Callable[[_A], _B], items: Iterable[_A], /) -> Iterator[_B]:
         remaining = iter(items)
         waiting: deque[Future[_B]] = deque()
         try:
             for item in itertools.islice(remaining, _AHEAD * count):
-                waiting.append(pool.submit(function, item))
+                with held_back():
+                    waiting.append(pool.submit(function, item))
             while waiting:
                 yield waiting.popleft().result()
                 for item in itertools.islice(remaining, 1):
-                    waiting.append(pool.submit(function, item))
+                    with held_back():
+                        waiting.append(pool.submit(function, item))
         except BrokenProcessPool as error:
             raise DataError(
                 "a process that prepared data was lost (killed for want of memory, or the program has "
@@ -76,9 +82,30 @@ def process_map(count: int) -> Iterator[OrderedMap]:
         pool.shutdown(wait=wait, cancel_futures=True)
 
 
-def _follow_parent() -> None:
-    """Makes a new process end when the one that started it does, and not before."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of them, and the first decides
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Holds SIGINT and SIGTERM back from the processes that are started inside a `with` block.
+
+    Such a signal reaches the whole group, and would end a process that has not got as far as `follow_parent`.
+    """
+    # With the first process multiprocessing starts one of its own, and lets the signals through again then.
+    resource_tracker.ensure_running()
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def follow_parent() -> None:
+    """Makes a new process end when the one that started it does, and not before.
+
+    Ctrl-C and a cluster's SIGTERM reach all processes, and the first decides when to end, perhaps after a
+    save.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -23,6 +23,10 @@ class Feed(Protocol):
         """Examples that each epoch leaves out because they fill no batch."""
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """What a run that goes on has to find as it was, as JSON values by name."""
+
+    @property
     def max_bad(self) -> float:
         """Share of the examples that a run may skip because they cannot be read."""
 

@@ -1,9 +1,8 @@
 """Processes that make examples: they end with the process that started them, and their loss ends the run."""
 
+import contextlib
 import multiprocessing
-import os
 import signal
-import threading
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import grain
 from absl import flags
 
+from jaxdl.data.parallel import follow_parent, held_back
 from jaxdl.errors import DataError
 
 
@@ -30,7 +30,9 @@ def in_processes(dataset: grain.IterDataset[Any], count: int, ahead: int) -> "Wo
     options = grain.MultiprocessingOptions(
         num_workers=count, per_worker_buffer_size=max(1, -(-ahead // count))
     )
-    return Workers(iter(dataset.mp_prefetch(options, worker_init_fn=_serve)))
+    # Its threads start the processes, which take over what the threads hold back.
+    with held_back():
+        return Workers(iter(dataset.mp_prefetch(options, worker_init_fn=_serve)))
 
 
 class Workers(Iterator[Any]):
@@ -52,7 +54,9 @@ class Workers(Iterator[Any]):
             DataError: a process was lost.
         """
         try:
-            element = next(self._elements)
+            # The first element starts more of both.
+            with contextlib.nullcontext() if self._processes else held_back():
+                element = next(self._elements)
         except RuntimeError as error:
             if "terminated unexpectedly" not in str(error):
                 raise
@@ -85,15 +89,4 @@ def _end(exitcode: int) -> str:
 def _serve(number: int, count: int) -> None:
     """Prepares a worker process."""
     del number, count
-    # A terminal's Ctrl-C and a cluster's SIGTERM reach the whole group, but it is the parent that decides
-    # when to end, perhaps after a save.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    follow_parent()

@@ -119,6 +119,7 @@ def train(
         if restored is not None:
             state, step, record = restored.state, restored.step, restored.record
             progress.say(f"going on after update {step}")
+            refuse_other_data(record.get("data", {}), feed)
             if step > program.updates:
                 raise ConfigError(
                     f"train.steps, train.epochs: the run has made {step} updates already, and "
@@ -191,7 +192,7 @@ def train(
                     eval_step, task.scores, state.evaluated, evaluation, put, lambda: bool(stop), stop.hear
                 )
             if result is not None:
-                skips.check_evaluation(result["count"], feed.eval_examples)
+                skips.check_evaluation(int(result["count"]), feed.eval_examples)
                 losses[step] = result["loss"]
                 reporter.evaluation_line(step, result, weights="raw" if state.ema is None else "ema")
 
@@ -208,6 +209,7 @@ def train(
                         "config": run_yaml(config),
                         "task": type(task).__name__,
                         "examples_seen": step * config.data.batch_size,
+                        "data": feed.identity,
                         # Where the next batch begins; it follows from the step, and is here to be read.
                         "position": {"epoch": epoch, "index": index},
                         "skipped_examples": skips.total,
@@ -290,6 +292,28 @@ def train(
             "--resume true"
         )
         return EXIT_STOPPED
+
+
+def refuse_other_data(before: Mapping[str, Any], feed: Feed) -> None:
+    """Refuses to go on with data that changed since: their order and labels would be others.
+
+    Args:
+        before: `Feed.identity` at the checkpoint.
+        feed: what there is now.
+
+    Raises:
+        ConfigError: something differs.
+    """
+    changed = [
+        f"{name} {before[name]}, now {value}"
+        for name, value in feed.identity.items()
+        if before.get(name, value) != value
+    ]
+    if changed:
+        raise ConfigError(
+            f"the data are not those that the run was begun with: {'; '.join(changed)}. Restore them, or "
+            "start a new run in another --workdir."
+        )
 
 
 def units_of(task: Task, config: Config, devices: Sequence[jax.Device]) -> dict[str, float]:

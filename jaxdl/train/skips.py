@@ -1,5 +1,6 @@
 """Examples that cannot be read and are left out: counted alike by all processes, and not too many of them."""
 
+from fractions import Fraction
 from typing import Any
 
 from jaxdl.errors import DataError
@@ -23,7 +24,8 @@ class Skips:
 
     def __init__(self, *, share: float, examples: int, batch_size: int, total: int = 0) -> None:
         self.total = total
-        self._share, self._examples, self._batch_size = share, examples, batch_size
+        # As a fraction, because 0.29 * 100 in floating point is just below 29.
+        self._share, self._examples, self._batch_size = Fraction(str(share)), examples, batch_size
 
     def hear(self, metrics: dict[str, Any]) -> None:
         """Replaces an update's `skipped` with `skipped_examples`, all so far."""
@@ -41,19 +43,19 @@ class Skips:
         if self.total > self._share * epochs * self._examples:
             raise DataError(
                 f"{self.total:,} examples could not be read in {epochs:,} epochs of {self._examples:,}, "
-                f"which is more than data.max_bad {self._share:g} of them: mend or remove the files that "
-                "the log names, or raise it"
+                f"which is more than data.max_bad {float(self._share):g} of them: mend or remove the files "
+                "that the log names, or raise it"
             )
 
-    def check_evaluation(self, counted: float, examples: int) -> None:
+    def check_evaluation(self, counted: int, examples: int) -> None:
         """Ends the run where too few of the examples to evaluate on were counted.
 
         Raises:
             DataError: so it is.
         """
-        if counted < (1 - self._share) * examples:
+        if examples - counted > self._share * examples:
             raise DataError(
-                f"{examples - counted:,.0f} of {examples:,} examples to evaluate on could not be read, which "
-                f"is more than data.max_bad {self._share:g} of them: mend or remove the files that the log "
-                "names, or raise it"
+                f"{examples - counted:,} of {examples:,} examples to evaluate on could not be read, which "
+                f"is more than data.max_bad {float(self._share):g} of them: mend or remove the files that "
+                "the log names, or raise it"
             )

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from experiments import benchmark
 from jaxdl.commandline.programs import leave_after
@@ -151,3 +152,30 @@ def alive(process):
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_input_of_ones_own(tmp_path):
+    """Three tables of a folder; a damaged file is named, and a source without JPEG files refused."""
+    for split in ("train", "val"):
+        for number in range(3):
+            path = tmp_path / "images" / split / "a" / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.effect_noise((60, 40), 50).convert("RGB").save(path)
+    own = ("--data.name", "image_folder", "--data.dir", tmp_path / "images", "--data.image_size", 32)
+    small = ("input", "--rounds", 1, "--images", 5, "--batch_size", 4)
+    done = run(*small, *own, "--json", tmp_path / "figures.json")
+    assert done.returncode == 0, done.stderr
+    assert "3 JPEG files to random crops of 32 x 32, on one core" in done.stdout
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert {"jaxdl", "Pillow", "PyTorch"} <= figures["decoders"].keys()
+    assert all(seconds > 0 for seconds in figures["stages"].values())
+    assert len(figures["end_to_end"]) == 3
+
+    (tmp_path / "images/train/a/1.jpg").write_bytes(path.read_bytes()[:300])
+    done = run(*small, *own)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "train/a/1.jpg cannot be decoded" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = run(*small, "--data.name", "synthetic")
+    assert done.returncode == 2
+    assert "data.name synthetic has no JPEG files" in done.stderr

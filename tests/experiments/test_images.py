@@ -2,8 +2,10 @@
 
 import contextlib
 import importlib.util
+import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -103,6 +105,89 @@ def test_bad_files_are_counted_and_too_many_of_them_end_the_run(tmp_path):
     assert done.returncode == 4
     assert "4 examples could not be read in 3 epochs of 20, which is more than data.max_bad" in done.stderr
     assert summary(tmp_path / "run")["status"] == "stopped by unreadable data"
+
+
+def folder(root, count, size=8):
+    """Grey images of their own shades in two classes."""
+    for split in ("train", "val"):
+        for shade in range(count):
+            path = root / split / "ab"[shade % 2] / f"{shade}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((size, size, 3), shade, np.uint8)).save(path)
+    return root
+
+
+def test_a_run_does_not_go_on_with_other_data(tmp_path):
+    root = folder(tmp_path / "images", 20)
+    flags = {
+        "config": "configs/resnet50/test.yaml",
+        "data.name": "image_folder",
+        "data.dir": root,
+        "data.batch_size": 10,
+        "train.steps": 2,
+        "optimizer.schedule": "constant",
+        "workdir": tmp_path / "run",
+    }
+    assert run(*(f"--{key}={value}" for key, value in flags.items())).returncode == 0
+    flags |= {"resume": "true", "train.steps": 3}
+    for split in ("train", "val"):
+        (root / split / "a").rename(root / split / "z")
+    done = run(*(f"--{key}={value}" for key, value in flags.items()))
+    assert done.returncode == 2
+    assert (
+        "the data are not those that the run was begun with: digest of the names of the classes"
+        in done.stderr
+    )
+    for split in ("train", "val"):
+        (root / split / "z").rename(root / split / "a")
+    shutil.copy(root / "train/a/0.png", root / "train/a/new.png")
+    done = run(*(f"--{key}={value}" for key, value in flags.items()))
+    assert done.returncode == 2
+    assert "training examples 20, now 21" in done.stderr
+    (root / "train/a/new.png").unlink()
+    assert run(*(f"--{key}={value}" for key, value in flags.items())).returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_processes_while_workers_start_stops_the_run_saved(tmp_path, number):
+    flags = {
+        "config": "configs/resnet50/test.yaml",
+        "data.name": "image_folder",
+        "data.dir": folder(tmp_path / "images", 20),
+        "data.batch_size": 10,
+        "data.workers": 1,
+        "data.worker_processes": 2,
+        "train.steps": 500,
+        "workdir": tmp_path / "run",
+    }
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            command(*(f"--{key}={value}" for key, value in flags.items())),
+            cwd=ROOT,
+            env=environment(),
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + 120
+    while len(workers_of(process.pid)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(process.pid, number)
+    assert process.wait(120) == 75, (tmp_path / "log").read_text()[-2000:]
+    assert "Traceback" not in (tmp_path / "log").read_text()
+    assert workers_of(process.pid) == []
+
+
+def workers_of(group):
+    """Processes of a group that make examples."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ProcessLookupError):
+            if (
+                os.getpgid(int(directory.name)) == group
+                and b"spawn_main" in (directory / "cmdline").read_bytes()
+            ):
+                found.append(int(directory.name))
+    return found
 
 
 def test_memory_stays_flat_over_two_thousand_updates(tmp_path):

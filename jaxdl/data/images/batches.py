@@ -6,9 +6,10 @@ mixed have of each other by (seed, position). Positions 2k and 2k + 1 are a pair
 
 import logging
 import math
+import zlib
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -254,6 +255,16 @@ class ImageFeed:
     def eval_examples(self) -> int:
         """See `Feed.eval_examples`."""
         return len(self.evaluation)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """See `Feed.identity`."""
+        names = "\n".join(self.train.class_names or ())
+        return {
+            "training examples": len(self.train),
+            "classes": self.train.num_classes,
+            "digest of the names of the classes": zlib.crc32(names.encode()),
+        }
 
     @property
     def max_bad(self) -> float:

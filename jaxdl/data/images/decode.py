@@ -27,6 +27,9 @@ from jaxdl.errors import DataError
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff"})
 
+# Pillow's own limit, which it applies to some formats as a warning, to others earlier; `_decoded` has ours.
+Pillow.MAX_IMAGE_PIXELS = None
+
 # Pillow would also try formats that start programs (EPS runs Ghostscript) or that nobody trains on.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 
@@ -186,7 +189,8 @@ def _rgb(image: Pillow.Image) -> Pillow.Image:
     """Converts any mode to RGB."""
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
-    if image.mode.startswith("I;16"):
+    # Portable greymaps of 16 bits come in the mode of 32.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
         return Pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
         raise ValueError(f"pixel mode {image.mode} has no known range, convert the file to 8 bits a channel")

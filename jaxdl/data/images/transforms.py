@@ -101,12 +101,14 @@ def fit(picture: Picture, size: int, *, photographs: bool) -> Image:
         return resize(picture.pixels(), size, size)
     height, width = picture.height, picture.width
     short = round(size * _RESIZE_TO_CROP)
+    rows, columns = max(short, short * height // width), max(short, short * width // height)
+    top, left = round((rows - size) / 2), round((columns - size) / 2)
+    # The same as to resize the whole and crop it, without what is cropped away: of a strip that is most.
+    down, across = height / rows, width / columns
+    box = (left * across, top * down, (left + size) * across, (top + size) * down)
     # All pixels, never a reduced decoding: published weights were measured so.
-    scaled = resize(
-        picture.pixels(), max(short, short * height // width), max(short, short * width // height)
-    )
-    top, left = (round((length - size) / 2) for length in scaled.shape[:2])
-    return scaled[top : top + size, left : left + size]
+    whole = Pillow.fromarray(picture.pixels())
+    return np.asarray(whole.resize((size, size), Pillow.Resampling.BILINEAR, box=box))
 
 
 def resize(image: Image, height: int, width: int) -> Image:

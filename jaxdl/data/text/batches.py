@@ -7,7 +7,7 @@ Example `p` of a run lies in epoch `p // N`, and its index is that epoch's permu
 import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import grain
 import numpy as np
@@ -140,6 +140,11 @@ class TextFeed:
     def dropped(self) -> int:
         """See `Feed.dropped`."""
         return 0
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """See `Feed.identity`."""
+        return {"training examples": self.examples}
 
     @property
     def max_bad(self) -> float:

@@ -367,3 +367,29 @@ def test_what_else_may_be_wrong(tmp_path, folder):
     (directory / "dataset_info.json").unlink()
     with pytest.raises(DataError, match="no finished data set"):
         verify(directory, 1, print)
+
+
+def test_what_a_source_is_goes_with_its_images(tmp_path):
+    """Digits stay digits: shifted and never mirrored, shown whole, with their own mean."""
+    config = ImageDataConfig(name="digits", image_size=8)
+    made(config, tmp_path, shard_size=1000)
+    plain, prepared = open_source(config, "train"), opened(tmp_path)
+    for name in ("augment", "photographs", "mean", "std", "num_classes", "class_names"):
+        assert getattr(prepared, name) == getattr(plain, name)
+    assert (prepared.augment, prepared.photographs) == ("shift", False)
+    settings_file = tmp_path / "insects/1.0.0/prepared.json"
+    settings_file.write_text("{")
+    with pytest.raises(DataError, match=r"prepared\.json cannot be read"):
+        opened(tmp_path)
+
+
+def test_records_that_cannot_be_read_are_left_out_too(tmp_path, folder):
+    first = made(folder, tmp_path / "first", shard_size=4)
+    flip(first / "insects-train.array_record-00001-of-00004", 200)
+    config = ImageDataConfig(
+        name="tfds", dir=str(tmp_path / "first"), dataset="insects", on_bad="skip", max_bad=0.9
+    )
+    made(config, tmp_path / "second")
+    assert 1 <= 16 - len(opened(tmp_path / "second")) <= 4
+    with pytest.raises(DataError, match="cannot be read"):
+        made(ImageDataConfig(name="tfds", dir=config.dir, dataset="insects"), tmp_path / "third")

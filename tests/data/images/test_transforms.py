@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 
 from jaxdl.data.images import transforms
 from jaxdl.data.images.normalize import normalize
@@ -38,6 +39,30 @@ def test_photographs_are_cropped_to_the_centre():
     cropped = transforms.fit(Pixels(image), 224, photographs=True)
     assert (cropped == 200).all()
     assert transforms.fit(Pixels(image), 224, photographs=False).min() == 0
+
+
+@pytest.mark.parametrize("shape", [(1, 60_000), (60_000, 1), (3, 20_000)])
+def test_a_strip_takes_no_more_memory_than_its_centre(shape):
+    """Resized as a whole it would have billions of pixels."""
+    image = np.full((*shape, 3), 50, np.uint8)
+    image[: shape[0] // 2, : shape[1] // 2] = 200
+    fitted = transforms.fit(Pixels(image), 224, photographs=True)
+    assert fitted.shape == (224, 224, 3)
+    assert {50, 200} >= {int(value) for value in np.unique(fitted[:, [0, -1]][[0, -1]])}
+
+
+@pytest.mark.parametrize("shape", [(375, 500), (500, 375), (64, 64), (240, 1000), (31, 17)])
+def test_the_centre_is_that_of_the_whole_resized(shape):
+    """Within rounding, as torchvision resizes a whole image and crops it."""
+    image = array(*shape)
+    height, width = shape
+    rows, columns = max(256, 256 * height // width), max(256, 256 * width // height)
+    whole = np.asarray(Image.fromarray(image).resize((columns, rows), Image.Resampling.BILINEAR))
+    top, left = round((rows - 224) / 2), round((columns - 224) / 2)
+    expected = whole[top : top + 224, left : left + 224].astype(int)
+    difference = np.abs(transforms.fit(Pixels(image), 224, photographs=True) - expected)
+    assert difference.max() <= 2
+    assert difference.mean() < 0.1
 
 
 def test_resize_does_not_alias():

@@ -120,6 +120,7 @@ LOADS = {
     "webp-in-a.jpg": (encoded(red(), "WEBP", quality=95), RED),
     "bmp-in-a.jpg": (encoded(red(), "BMP"), RED),
     "tiff-in-a.jpg": (encoded(red(), "TIFF"), RED),
+    "16-bit.ppm": (b"P5 20 12 65535\n" + bytes([GREY[0], 200]) * 240, GREY),
     "ppm-in-a.jpg": (encoded(red(), "PPM"), RED),
     "animated.png": (frames("PNG"), RED),
     "animated.webp": (frames("WEBP", quality=95), RED),

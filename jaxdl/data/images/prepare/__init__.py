@@ -14,6 +14,7 @@ its directory, lengths and class names, not by what its files contain.
 """
 
 from collections.abc import Callable
+from fractions import Fraction
 
 from jaxdl.config import ImageDataConfig
 from jaxdl.data.images.prepare.contents import Contents
@@ -80,7 +81,7 @@ def _check_class_names(source: Source) -> None:
 
 def _check_bad(config: ImageDataConfig, source: Source, made: list[Contents]) -> None:
     bad = [message for contents in made for message in contents.skipped]
-    if len(bad) > config.max_bad * len(source):
+    if len(bad) > Fraction(str(config.max_bad)) * len(source):
         raise DataError(
             f"{source.name} {source.split}: {len(bad):,} of {len(source):,} images cannot be decoded, more "
             f"than data.max_bad {config.max_bad:g} allows; the last: {bad[-1]}"

@@ -11,12 +11,12 @@ from jaxdl.data.files import printable
 from jaxdl.data.images.prepare.contents import SHARDS
 from jaxdl.data.images.prepare.plan import SPLITS, Plan
 from jaxdl.data.images.prepare.writing import replace_file, reported
+from jaxdl.data.images.sources.records import PREPARED
 from jaxdl.data.images.types import Source
 from jaxdl.data.types import Split
 from jaxdl.errors import ConfigError, DataError
 
 _FORMAT = 1  # of all that the package's docstring describes
-_PREPARED = "prepared.json"
 _NAMED = 5  # differences in one message
 
 
@@ -34,6 +34,13 @@ def settings_of(plan: Plan, sources: Mapping[Split, Source]) -> dict[str, Any]:
         **{SPLITS[split]: len(source) for split, source in sources.items()},
         "num_classes": train.num_classes,
         "class_names": train.class_names and list(train.class_names),
+        # What the data set's reader cannot tell from the images.
+        "treatment": {
+            "augment": train.augment,
+            "photographs": train.photographs,
+            "mean": list(train.mean),
+            "std": list(train.std),
+        },
         "size": plan.size,
         "quality": None if plan.size is None else plan.quality,
         "shard_size": plan.shard_size,
@@ -51,7 +58,7 @@ def begin(directory: Path, settings: Mapping[str, Any]) -> None:
         ConfigError: it holds something else, or shards with other settings.
         DataError: it cannot be read or written.
     """
-    where, file = printable(directory), directory / _PREPARED
+    where, file = printable(directory), directory / PREPARED
     try:
         earlier = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:

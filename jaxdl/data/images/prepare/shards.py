@@ -118,12 +118,12 @@ def _write(shard: Shard, path: Path) -> tuple[int, list[str]]:
         writer = ArrayRecordWriter(str(path), _WRITER)
         try:
             for index in map(int, shard.indices):
-                example = source[index]
-                picture = example["image"]
                 name = f"{source.name} {SPLITS[shard.split]} example {index}"
-                if isinstance(picture, Encoded):
-                    name = picture.name
                 try:
+                    example = source[index]
+                    picture = example["image"]
+                    if isinstance(picture, Encoded):
+                        name = picture.name
                     image = stored(picture, name, plan.size, plan.quality)
                 except DataError as error:
                     if plan.config.on_bad == "error":

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from jaxdl.data.types import Split
 from jaxdl.errors import ConfigError, DataError
 
 _INFO = "dataset_info.json"
+PREPARED = "prepared.json"
+"""What experiments.prepare writes beside it, of what and how the data set was made."""
 _SMALL = 64  # longest side, in pixels, up to which images of one size are not treated as photographs
 
 
@@ -74,27 +77,32 @@ def open_tfds(config: ImageDataConfig, split: Split) -> Source:
     if len(records) == 0:
         raise DataError(f"{where}: split {wanted!r} has no examples")
 
-    # Image and label only: other features cost time, and some of their decoders need TensorFlow.
-    pair = tfds.features.FeaturesDict({image_key: image, label_key: label})
+    # No other features: they cost time, and some of their decoders need TensorFlow.
+    parsed = {image_key: image, label_key: label}
+    if isinstance(features.get("file"), tfds.features.Text):  # where experiments.prepare had it from
+        parsed["file"] = features["file"]
+    record = tfds.features.FeaturesDict(parsed)
     decoders = {image_key: tfds.decode.SkipDecoding()}  # TFDS would refuse what is not exactly JPEG or PNG
 
     def read(index: int) -> Example:
         name = f"{where} {wanted} record {index}"
         try:
-            example: dict[str, Any] = pair.deserialize_example_np(records[index], decoders=decoders)
+            example: dict[str, Any] = record.deserialize_example_np(records[index], decoders=decoders)
         except Exception as error:  # the reader is C++ (RuntimeError), the parser is protobuf's
             raise DataError(f"{name} cannot be read ({error}): prepare the data set again") from error
+        if "file" in example:
+            name += f" ({printable(example['file'].decode(errors='replace'))})"
         return {"image": Encoded(example[image_key], name), "label": int(example[label_key])}
 
+    augment = _augment(image.shape)
     return Source(
         name="tfds",
         split=split,
         length=len(records),
         read=read,
         num_classes=label.num_classes,
-        augment=_augment(image.shape),
-        photographs=_augment(image.shape) == "crop_flip",
         class_names=tuple(label.names) if label.names else None,
+        **{"augment": augment, "photographs": augment == "crop_flip"} | _original(directory),
     )
 
 
@@ -115,6 +123,23 @@ def _augment(shape: tuple[int | None, ...]) -> Augment:
     if height is None or width is None or max(height, width) > _SMALL:
         return "crop_flip"
     return "shift" if channels == 1 else "shift_flip"
+
+
+def _original(directory: Path) -> dict[str, Any]:
+    """What experiments.prepare kept of the source: how its images are treated, as arguments of `Source`."""
+    try:
+        kept = json.loads((directory / PREPARED).read_text("utf-8"))["treatment"]
+        return {
+            "augment": kept["augment"],
+            "photographs": kept["photographs"],
+            "mean": tuple(kept["mean"]),
+            "std": tuple(kept["std"]),
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        file = printable(directory / PREPARED)
+        raise DataError(f"{file} cannot be read ({error}): prepare the data set again") from error
 
 
 def version_directory(root: Path, dataset: str) -> Path:
