@@ -86,6 +86,9 @@ def tf_data(files: Sequence[bytes], size: int) -> Next:
 
     options = tf.data.Options()
     options.threading.private_threadpool_size = 1
+    # It would make images ahead while the others have their turns.
+    options.autotune.enabled = False
+    options.experimental_optimization.inject_prefetch = False
     examples = tf.data.Dataset.from_tensor_slices(list(files)).repeat().map(crop).with_options(options)
     iterator = iter(examples)
     return lambda: next(iterator)
