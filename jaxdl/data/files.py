@@ -34,3 +34,27 @@ def replacing(path: Path) -> Iterator[Path]:
         written = Path(scratch, path.name)
         yield written
         written.replace(path)
+
+
+def temporary_name(path: Path) -> Path:
+    """Returns the name under which this process writes a file before it gets its own."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Gives a file new content, whole or not at all; it is on the disk then.
+
+    Raises:
+        OSError: it could not be written, and is as it was.
+    """
+    temporary = temporary_name(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise

@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from jaxdl.data import files
 from jaxdl.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger(__name__)
@@ -208,18 +209,8 @@ def replace_file(path: Path, content: bytes) -> None:
     Raises:
         CheckpointError: It could not be written, and is as it was.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with _reported(path):
-        try:
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+        files.replace_file(path, content)
         sync_directory(path.parent)
 
 

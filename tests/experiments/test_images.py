@@ -160,14 +160,7 @@ def test_a_signal_to_all_processes_while_workers_start_stops_the_run_saved(tmp_p
         "train.steps": 500,
         "workdir": tmp_path / "run",
     }
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            command(*(f"--{key}={value}" for key, value in flags.items())),
-            cwd=ROOT,
-            env=environment(),
-            stderr=log,
-            start_new_session=True,
-        )
+    process = start(flags, tmp_path / "log")
     deadline = time.monotonic() + 120
     while len(workers_of(process.pid)) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -175,6 +168,18 @@ def test_a_signal_to_all_processes_while_workers_start_stops_the_run_saved(tmp_p
     assert process.wait(120) == 75, (tmp_path / "log").read_text()[-2000:]
     assert "Traceback" not in (tmp_path / "log").read_text()
     assert workers_of(process.pid) == []
+
+
+def start(flags, log):
+    """Starts a run in a process group of its own."""
+    with log.open("w") as file:
+        return subprocess.Popen(
+            command(*(f"--{key}={value}" for key, value in flags.items())),
+            cwd=ROOT,
+            env=environment(),
+            stderr=file,
+            start_new_session=True,
+        )
 
 
 def workers_of(group):
@@ -211,13 +216,7 @@ def test_memory_stays_flat_over_two_thousand_updates(tmp_path):
         "train.checkpoint_every": 400,
         "workdir": tmp_path / "run",
     }
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            command(*(f"--{key}={value}" for key, value in flags.items())),
-            cwd=ROOT,
-            env=environment(),
-            stderr=log,
-        )
+    process = start(flags, tmp_path / "log")
     memory = {}
     while process.poll() is None:
         lines_written = tmp_path / "run" / "metrics.jsonl"

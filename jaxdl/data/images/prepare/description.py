@@ -7,9 +7,10 @@ from typing import Any
 import tensorflow_datasets as tfds
 from tensorflow_datasets.proto import tf_example_pb2
 
+from jaxdl.data.files import replace_file
 from jaxdl.data.images.prepare.contents import Contents
 from jaxdl.data.images.prepare.plan import SPLITS, VERSION, Plan
-from jaxdl.data.images.prepare.writing import replace_file, reported
+from jaxdl.data.images.prepare.writing import reported
 from jaxdl.data.images.types import Source
 from jaxdl.data.types import Split
 

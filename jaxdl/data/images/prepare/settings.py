@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxdl.data.files import printable
+from jaxdl.data.files import printable, replace_file
 from jaxdl.data.images.prepare.contents import SHARDS
 from jaxdl.data.images.prepare.plan import SPLITS, Plan
-from jaxdl.data.images.prepare.writing import replace_file, reported
+from jaxdl.data.images.prepare.writing import reported
 from jaxdl.data.images.sources.records import PREPARED
 from jaxdl.data.images.types import Source
 from jaxdl.data.types import Split

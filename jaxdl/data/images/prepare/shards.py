@@ -14,13 +14,13 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from numpy.typing import NDArray
 
 from jaxdl.config import ImageDataConfig
-from jaxdl.data.files import printable
+from jaxdl.data.files import printable, replace_file, temporary_name
 from jaxdl.data.images.decode import Encoded
 from jaxdl.data.images.prepare.contents import Contents, record_of, recorded
 from jaxdl.data.images.prepare.description import serialized
 from jaxdl.data.images.prepare.encoding import stored
 from jaxdl.data.images.prepare.plan import SPLITS, Plan
-from jaxdl.data.images.prepare.writing import digested, replace_file, reported, temporary_name
+from jaxdl.data.images.prepare.writing import digested, reported
 from jaxdl.data.images.sources import open_source
 from jaxdl.data.images.types import Source
 from jaxdl.data.types import Split
