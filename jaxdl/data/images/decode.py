@@ -14,7 +14,6 @@
 import io
 import math
 import struct
-import threading
 from functools import cached_property
 
 import numpy as np
@@ -33,7 +32,6 @@ Pillow.MAX_IMAGE_PIXELS = None
 # Pillow would also try formats that start programs (EPS runs Ghostscript) or that nobody trains on.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 
-_MOST_SCRATCH = 2**25  # bytes that a thread keeps: 11 million pixels
 _MOST_PIXELS = 2**28  # of an image: 805 MB when it is decoded
 
 _ORIENTATION_TAG = 0x0112
@@ -68,18 +66,15 @@ class Encoded:
         """Columns of the upright image."""
         return self._shape[1]
 
-    def pixels(self, reduce: int = 1, *, passing: bool = False) -> Image:
+    def pixels(self, reduce: int = 1) -> Image:
         """Decodes the image; see `Picture.pixels`."""
         if self._jpeg is None:
             return Pixels(self._decoded).pixels(reduce)
         height, width, orientation = self._jpeg
-        least = {"min_height": math.ceil(height / reduce), "min_width": math.ceil(width / reduce)}
         try:
-            buffer = None
-            if passing:
-                rows, columns, *_ = simplejpeg.decode_jpeg_header(self.data, **least)
-                buffer = _scratch(rows * columns * 3)
-            image = simplejpeg.decode_jpeg(self.data, **least, buffer=buffer)
+            image = simplejpeg.decode_jpeg(
+                self.data, min_height=math.ceil(height / reduce), min_width=math.ceil(width / reduce)
+            )
         except ValueError:
             # Pillow is the judge: it takes what libjpeg only warns of.
             return Pixels(self._decoded).pixels(reduce)
@@ -140,20 +135,6 @@ class Encoded:
         if isinstance(error, UnidentifiedImageError):  # whose text speaks of memory addresses
             reason = f"its content is none of {', '.join(_FORMATS)}"
         return DataError(f"{self.name} cannot be decoded ({reason}): replace or remove it")
-
-
-_memory = threading.local()
-
-
-def _scratch(size: int) -> bytearray | None:
-    """Memory of this thread for pixels that are soon done with: new memory each time costs a tenth of the
-    speed."""
-    if size > _MOST_SCRATCH:
-        return None
-    if len(getattr(_memory, "scratch", b"")) < size:
-        _memory.scratch = bytearray(size)
-    memory: bytearray = _memory.scratch
-    return memory
 
 
 def _has_app1(jpeg: bytes) -> bool:

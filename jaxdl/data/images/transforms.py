@@ -144,7 +144,7 @@ def random_resized_crop(
     """
     top, left, height, width = sample_crop(picture.height, picture.width, rng)
     reduce = next((r for r in (8, 4, 2) if min(height, width) >= r * size), 1)
-    image = picture.pixels(reduce, passing=True)
+    image = picture.pixels(reduce)
     down, across = image.shape[0] / picture.height, image.shape[1] / picture.width
     rows = slice(int(top * down), math.ceil((top + height) * down))
     columns = slice(int(left * across), math.ceil((left + width) * across))

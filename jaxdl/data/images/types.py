@@ -37,14 +37,12 @@ class Picture(Protocol):
     def width(self) -> int:
         """Columns."""
 
-    def pixels(self, reduce: int = 1, *, passing: bool = False) -> Image:
+    def pixels(self, reduce: int = 1) -> Image:
         """Gives the pixels.
 
         Args:
             reduce: 1, 2, 4 or 8: divides height and width, rounded up, by averaging. A file is decoded to the
                 smaller size, which is faster.
-            passing: the pixels are only needed until this thread asks for others; they may lie in memory that
-                is used again then.
         """
 
 
@@ -69,9 +67,8 @@ class Pixels:
         width: int = self.image.shape[1]
         return width
 
-    def pixels(self, reduce: int = 1, *, passing: bool = False) -> Image:
+    def pixels(self, reduce: int = 1) -> Image:
         """Gives the pixels; see `Picture.pixels`."""
-        del passing
         if reduce == 1:
             return self.image
         height, width = (math.ceil(length / reduce) for length in self.image.shape[:2])
